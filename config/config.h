@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Configuration: defaults < YAML file < environment DISTILLCACHE_* < command line.
+ *
+ * Every option is declared once, in the table of config/options.c, which gives its name, type, range, default and help.
+ * From it come the YAML schema (libcyaml), the environment names (kv-memory -> DISTILLCACHE_KV_MEMORY), the command
+ * line, `--help` and the annotated example file. A wrong key, type or range is an error that names the key, where it
+ * stood (file, environment or command line), the value and what is allowed.
+ *
+ * YAML keys are the option names with `_` for `-`. Sizes take K, M, G (powers of 1024). Booleans are true or false; on
+ * the command line a bare `--flag` is true and `--no-flag` false. Lists repeat the option, or are a YAML sequence; in
+ * the environment they are separated by commas.
+ */
+#ifndef CONFIG_CONFIG_H
+#define CONFIG_CONFIG_H
+
+#include "engine/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+struct string_list {
+    char **items;
+    size_t count;
+};
+
+/* All options of all commands; a command accepts only those the table assigns to it. */
+struct config {
+    /* model and engine */
+    char *model;
+    char *backend;          /* cpu | auto */
+    char *cpu_features;     /* auto | scalar | avx2 | avx512 */
+    uint32_t threads;       /* 0: all that the process may use */
+    size_t kv_memory;       /* bytes of the page pool */
+    char *kv_format;        /* f16 | f32 | bf16 */
+    char *precision;        /* int8 | f32 */
+    uint32_t context;       /* 0: the model's */
+    uint32_t batch_tokens;  /* rows of one step */
+    uint32_t prefill_chunk; /* prompt tokens a step while others decode */
+    uint32_t max_sequences;
+    uint32_t max_waiting;
+    bool prefix_sharing;
+    /* server */
+    char *host;
+    uint32_t port;
+    char *model_alias; /* id shown by /v1/models; empty: the file's name without ending */
+    size_t max_body;   /* bytes of a request body */
+    uint32_t max_connections;
+    uint32_t keep_alive;      /* seconds an idle connection stays open */
+    uint32_t receive_timeout; /* seconds to receive a whole request */
+    uint32_t drain_timeout;   /* seconds that running requests get after SIGTERM */
+    char *log_level;          /* debug | info | warning | error */
+    char *log_format;         /* text | json */
+    /* bench */
+    uint32_t prefill;
+    uint32_t decode;
+    struct string_list batch; /* comma lists are split */
+    struct string_list depth;
+    char *peer;        /* "" | llama-cpp-python */
+    char *peer_python; /* interpreter that has the peer */
+    uint32_t pairs;
+    bool profile;
+    bool json;
+    /* inspect */
+    char *file; /* positional */
+    /* every command */
+    char *config_file;
+    bool help;
+    bool print_config; /* print the annotated example with the values in force, then exit */
+};
+
+enum config_command { CONFIG_SERVE = 1, CONFIG_BENCH = 2, CONFIG_INSPECT = 4 };
+
+/* Reads everything in order of precedence. arguments: those after the command's name. environment: NULL-terminated
+ * "NAME=value" (main's environ). ERROR_INVALID with a message as above. The config is to be freed in any case. */
+int config_load(struct config *config, enum config_command command, int arguments_count, char *const *arguments,
+    char *const *environment, struct error *error);
+void config_free(struct config *config);
+
+void config_print_help(enum config_command command, FILE *out);
+/* The annotated example file: every option of `serve` with its help as a comment, at its value in config (NULL:
+ * defaults). What is printed can be read back. */
+void config_print_example(const struct config *config, FILE *out);
+
+#endif

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The backend interface: a table of operations on device memory. engine/cpu and cuda implement it; engine/transformer.c
+ * and engine/engine.c are its only callers. tests/parity runs every operation against a plain C reference.
+ *
+ * Letters: R rows of a batch (one per token), D width, d head_dim, H query heads, K KV heads, G = H / K, V vocabulary,
+ * P = KV_PAGE_SLOTS. Matrices are row-major, [rows, columns]. `float *` and `void *` named as device memory are
+ * addresses from allocate(), which the host must not read; everything else (structs, page lists, token ids) is host
+ * memory, consumed before the call returns. Operations of one backend run in call order; download and synchronize wait.
+ * A backend is used by one thread at a time.
+ *
+ * Determinism: row r of any result depends on row r of the inputs (and on its own slots) only, in a fixed order of
+ * operations, never on R, on chunking or on the number of threads:
+ *   linear    activations are rounded to int8 per block of 32 (scale s = f16(max|x| / 127), q = rint(x * 127 / max|x|),
+ *             half to even); per block the dot product of integers is exact; then acc = fma(dot, d * s, acc), and for
+ *             Q4_1 acc = fma(m, s * sum(q), acc) after it, blocks in ascending order. Q4_0: dot over nibble - 8.
+ *             F32, F16, BF16 weights: acc = fma(w, x, acc) in ascending column order, x not rounded.
+ *   attend    the slots of a head are split at multiples of ATTEND_SPLIT; a split's partial result (m, l, o) is
+ *             computed alone, and partial results are merged in ascending order.
+ */
+#ifndef ENGINE_BACKEND_H
+#define ENGINE_BACKEND_H
+
+#include "engine/error.h"
+#include "engine/tensor.h"
+
+enum {
+    KV_PAGE_SLOTS = 16,
+    ATTEND_SPLIT = 256,  /* slots; a multiple of KV_PAGE_SLOTS */
+    SAMPLE_TOP_MAX = 20, /* most likely tokens that can be reported a row */
+    LINEAR_WEIGHTS_MAX = 3,
+};
+
+enum kv_format { KV_F32, KV_F16, KV_BF16 };
+
+/* One page: P slots of one layer and one KV head.
+ *   keys      [d][P]  channel-major, after RoPE (so that P slots of a channel are one vector)
+ *   values    [P][d]
+ *   positions [P]     int32, original positions; unused slots have position KV_NO_POSITION
+ * in this order without gaps, the whole rounded up to 64 bytes. */
+enum { KV_NO_POSITION = 0x7fffffff };
+
+struct kv_layout {
+    uint32_t layers;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    enum kv_format format;
+};
+
+size_t kv_format_bytes(enum kv_format format);        /* of one number */
+size_t kv_page_bytes(const struct kv_layout *layout); /* of one page */
+
+/* The pool that page numbers refer to: page n starts at base + n * page_bytes. */
+struct kv_pool {
+    void *base; /* device memory, 64-byte aligned */
+    size_t page_bytes;
+    struct kv_layout layout;
+};
+
+/* What one (sequence, layer, KV head) holds. Slot s lies in pages[s / P], place s % P. */
+struct kv_head_view {
+    const uint32_t *pages;
+    uint32_t slots;      /* slots to attend to, those of this batch's new tokens included */
+    uint32_t first_slot; /* slot of the item's first new token; the others follow */
+};
+
+/* One sequence's rows in a batch. */
+struct kv_item {
+    uint32_t first_row;
+    uint32_t rows;
+    uint32_t position; /* original position of the first row's token; the others follow */
+};
+
+/* All sequences of a batch, for one layer: views[item * K + kv_head]. */
+struct kv_batch {
+    const struct kv_pool *pool;
+    const struct kv_item *items;
+    uint32_t items_count;
+    const struct kv_head_view *views;
+};
+
+struct backend;        /* a device with its state */
+struct backend_weight; /* a matrix in the layout that the backend's kernels want */
+
+struct rope_params {
+    uint32_t dim;              /* leading values of a head that are rotated, even */
+    const float *inverse_freq; /* [dim / 2] host; angle of pair i = position * inverse_freq[i] (Su et al. 2021) */
+};
+
+/* How to choose the next token of one row. Neutral values: temperature 1, top_p 1, top_k 0, min_p 0. */
+struct sample_params {
+    float temperature; /* 0: the most likely token (lowest id on a tie) */
+    float top_p;       /* (0, 1]: smallest set of most likely tokens whose probability reaches top_p */
+    float min_p;       /* [0, 1]: drop tokens below min_p times the largest probability */
+    uint32_t top_k;    /* 0: all */
+    uint64_t seed;
+    uint32_t stream;    /* choice number of the request */
+    uint32_t step;      /* tokens generated so far */
+    uint32_t top_count; /* most likely tokens to report, <= SAMPLE_TOP_MAX */
+    bool want_logprob;
+    int32_t forced;        /* >= 0: do not choose, report this token (prompt log-probabilities) */
+    const int32_t *banned; /* host, ids that must not be chosen (for example end tokens under ignore_eos) */
+    uint32_t banned_count;
+};
+
+/* Log-probabilities are of the model's own distribution: before temperature, filters and bans. */
+struct sample_result {
+    int32_t token;
+    float logprob; /* when want_logprob */
+    uint32_t top_count;
+    struct {
+        int32_t token;
+        float logprob;
+    } top[SAMPLE_TOP_MAX]; /* descending; ties by lower id */
+};
+
+struct backend_operations {
+    const char *name;                          /* "cpu" */
+    const char *(*describe)(struct backend *); /* "cpu, avx512-vnni, 2 threads" */
+    void (*close)(struct backend *);
+
+    /* Memory. allocate: 64-byte aligned, zeroed, NULL when there is none. */
+    void *(*allocate)(struct backend *, size_t bytes);
+    void (*release)(struct backend *, void *memory);
+    void (*upload)(struct backend *, void *to, const void *from, size_t bytes);
+    void (*download)(struct backend *, void *to, const void *from, size_t bytes);
+    void (*synchronize)(struct backend *);
+
+    /* Takes a matrix of any known format. The tensor's data may be forgotten afterwards. exact: keep it in float32 and
+     * do not round activations (option --precision f32). */
+    struct backend_weight *(*weight_create)(struct backend *, const struct tensor *, bool exact, struct error *);
+    void (*weight_free)(struct backend *, struct backend_weight *);
+    size_t (*weight_bytes)(const struct backend_weight *); /* what the kernels read of it per pass */
+
+    /* out [R, D] = rows of weight by token id. */
+    void (*embed)(struct backend *, const struct backend_weight *, const int32_t *tokens, uint32_t rows, float *out);
+
+    /* out [R, D] = x / sqrt(mean(x^2) + epsilon) * weight; x == out allowed. weight: device [D]. */
+    void (*rms_norm)(struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows,
+        uint32_t width, float *out);
+
+    /* out[r, ...] = x[r] times each weight transposed, results of several weights side by side in a row of `out`:
+     * x [R, columns], out [R, sum of weight rows]. All weights have the same columns. add: out += result (residual).
+     * x and out must not overlap. */
+    void (*linear)(struct backend *, const struct backend_weight *const *weights, uint32_t weights_count,
+        const float *x, uint32_t rows, bool add, float *out);
+
+    /* qkv [R, H*d | K*d | K*d]: rotates the pairs (2i, 2i+1) of queries in place and of keys on their way into the
+     * cache, and stores keys, values and positions at the items' new slots. */
+    void (*rope_and_append)(
+        struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
+
+    /* out [R, H*d] = softmax(q k / sqrt(d)) v over the slots of the row's sequence whose position is not after the
+     * row's own. q is the leading part of qkv's rows (row stride (H + 2K) * d). Query head h reads KV head h / G. */
+    void (*attend)(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, float *out);
+
+    /* gate_up [R, 2F], gate first: out [R, F] = silu(gate) * up. */
+    void (*silu_mul)(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
+
+    /* out [n, D] = x[rows_wanted[i]]. */
+    void (*gather_rows)(
+        struct backend *, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out);
+
+    /* logits [R, V] -> results [R] (host). Waits for the result. */
+    void (*sample)(struct backend *, const float *logits, uint32_t rows, uint32_t vocabulary,
+        const struct sample_params *params, struct sample_result *results);
+
+    /* out[r] (host) = KL(softmax(p[r]) || softmax(q[r])) in nats; p, q [R, V] logits. Waits for the result. */
+    void (*kl)(struct backend *, const float *p, const float *q, uint32_t rows, uint32_t vocabulary, float *out);
+
+    /* Copies whole pages inside the pool: from[i] -> to[i]. */
+    void (*copy_pages)(
+        struct backend *, const struct kv_pool *, const uint32_t *from, const uint32_t *to, uint32_t count);
+
+    /* Moves slots of one head, for compaction: slot from[i] of view `pages` goes to slot to[i], in order of i. */
+    void (*move_slots)(struct backend *, const struct kv_pool *, const uint32_t *pages, const uint32_t *from,
+        const uint32_t *to, uint32_t count);
+
+    /* Marks slots [first, end) of one head as unused (position KV_NO_POSITION). */
+    void (*clear_slots)(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t first, uint32_t end);
+
+    /* Fills pages with NaN and position KV_NO_POSITION (test builds, when pages become free). */
+    void (*poison_pages)(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t count);
+};
+
+struct backend {
+    const struct backend_operations *operations;
+};
+
+struct backend_options {
+    const char *cpu_features; /* highest tier to use: "auto", "scalar", "avx2", "avx512" */
+    uint32_t threads;         /* 0: as many as the affinity mask and cgroup quota allow */
+};
+
+/* engine/cpu/cpu.c. Always there; fails on an unknown tier name or one that the machine lacks. */
+struct backend *backend_cpu_open(const struct backend_options *options, struct error *error);
+
+#endif

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The paged KV cache: a pool of pages, page tables per (sequence, layer, KV head), forks with copy on write, and shared
+ * prefixes. Knows no model and no policy; moves data through the backend's copy operations only.
+ *
+ * A page (backend.h) holds 16 slots of one layer and one KV head and is counted by references. A sequence owns its
+ * length L (tokens seen); slots own original positions. A head's slots may be fewer than L after pruning, and their
+ * order may differ from the order of positions once an evicted slot was reused.
+ *
+ * Shared prefixes: a block is the 16 consecutive tokens 16b .. 16b+15 of a sequence with the pages that hold exactly
+ * them in every (layer, head). Blocks are found by a hash chained over the tokens from the start and verified token by
+ * token. Pages of a block that no sequence holds count as free: they are taken back least recently used first, when
+ * the free list is empty. Heads that were pruned are never published.
+ *
+ * One thread (the engine thread) calls everything here.
+ */
+#ifndef ENGINE_KV_CACHE_H
+#define ENGINE_KV_CACHE_H
+
+#include "engine/backend.h"
+
+struct kv_cache;    /* opaque */
+struct kv_sequence; /* opaque */
+
+struct kv_cache_options {
+    struct kv_layout layout;
+    size_t bytes; /* of the page pool; at least one page for each layer and head */
+    bool prefix_sharing;
+    bool poison_free; /* fill pages with NaN when they become free (tests) */
+};
+
+struct kv_cache *kv_cache_create(struct backend *backend, const struct kv_cache_options *options, struct error *error);
+void kv_cache_free(struct kv_cache *cache); /* all sequences must be freed before */
+
+const struct kv_pool *kv_cache_pool(const struct kv_cache *cache);
+uint32_t kv_cache_pages_total(const struct kv_cache *cache);
+uint32_t kv_cache_pages_free(const struct kv_cache *cache); /* blocks that nobody holds included */
+/* Tokens that one unpruned sequence can hold when it is alone. */
+uint32_t kv_cache_tokens_max(const struct kv_cache *cache);
+
+struct kv_sequence *kv_sequence_create(struct kv_cache *cache); /* NULL on failed allocation */
+/* The fork sees the same slots; pages are shared until one side writes. */
+struct kv_sequence *kv_sequence_fork(const struct kv_sequence *sequence);
+void kv_sequence_free(struct kv_sequence *sequence); /* NULL allowed */
+
+uint32_t kv_sequence_length(const struct kv_sequence *sequence); /* L, tokens seen */
+uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
+uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence); /* references, shared pages included */
+
+/* Pages that appending count tokens would take from the free ones, copies of shared pages included. */
+uint32_t kv_sequence_pages_needed(const struct kv_sequence *sequence, uint32_t count);
+
+/* Makes room for count new tokens (positions L .. L+count-1) in every head: each takes the head's evicted slot if one
+ * is marked (kv_sequence_evict; only with count 1), else new slots at the end. Pages that will be written and are
+ * shared are copied. L grows by count. ERROR_PAGES when the free pages do not suffice, ERROR_MEMORY; then nothing
+ * changed. The caller fills the slots by rope_and_append. */
+int kv_sequence_append(struct kv_sequence *sequence, uint32_t count, struct error *error);
+
+/* The views of one layer for the count tokens appended last: views [kv_heads]. Valid until the sequence changes. */
+void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struct kv_head_view *views);
+
+/* Slots of a head in ascending order of position: out [slots]. */
+void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out);
+/* Original positions by slot: out [slots]; a slot marked by kv_sequence_evict has KV_NO_POSITION. */
+void kv_sequence_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out);
+
+/* Keeps the listed slots of a head (ascending by slot, distinct) and compacts them into its front pages without
+ * changing their order; pages that became empty are free at once. Shared pages are copied first: ERROR_PAGES when
+ * there is no page for that, and then nothing changed. */
+int kv_sequence_keep(struct kv_sequence *sequence, uint32_t layer, uint32_t head, const uint32_t *slots, uint32_t count,
+    struct error *error);
+
+/* Evicts one slot in place: it is not attended to (its position becomes KV_NO_POSITION), and the next
+ * kv_sequence_append of one token reuses it. At most one per head may be marked. May copy a shared page: ERROR_PAGES.
+ */
+int kv_sequence_evict(struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t slot, struct error *error);
+
+/* Gives an empty sequence the longest published prefix of tokens [count], at most `limit` tokens: returns how many
+ * tokens it now holds (a multiple of 16; 0 when nothing matched or sharing is off). */
+uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *tokens, uint32_t count, uint32_t limit);
+/* What adopt would return, and how many of those pages are held by nobody now (they would leave the free ones). */
+uint32_t kv_cache_match_prefix(
+    struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t *unheld_pages);
+
+/* Publishes all complete blocks of an unpruned sequence whose tokens are tokens [L], once their slots are filled.
+ * Blocks that are published already by others are skipped. Cheap to call after every step. */
+void kv_sequence_publish(struct kv_sequence *sequence, const int32_t *tokens);
+
+/* Checks every count, list and reference against every other one; for tests. True when consistent. */
+bool kv_cache_check(const struct kv_cache *cache);
+
+#endif

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The scheduler: one engine thread that turns requests into batches (continuous batching with chunked prefill),
+ * samples, and publishes what comes out. The server's loop thread talks to it through this header only.
+ *
+ * Threads: scheduler_submit, scheduler_cancel and scheduler_stats may be called from any thread. Outputs are delivered
+ * by scheduler_poll on the thread that calls it; the wake function tells (from the engine thread) that there are some.
+ *
+ * Order: a step serves all decoding sequences first, then prefill chunks of admitted requests, first come first
+ * served, up to batch_rows tokens. Requests wait while pages do not suffice for their prompts. When a decoding
+ * sequence finds no page, the sequence admitted last is preempted: its pages are freed and it is computed again later,
+ * ahead of the queue; its client sees a pause, nothing else.
+ *
+ * One request: prompts [P] with n choices each. Choice number = prompt * n + i. The prompt is computed once and forked.
+ */
+#ifndef ENGINE_SCHEDULER_H
+#define ENGINE_SCHEDULER_H
+
+#include "engine/engine.h"
+#include "engine/tokenizer.h"
+
+struct scheduler; /* opaque */
+
+enum finish_reason {
+    FINISH_NONE,      /* not finished */
+    FINISH_STOP,      /* a stop string or an end token */
+    FINISH_LENGTH,    /* max_tokens or the context is reached */
+    FINISH_CANCELLED, /* scheduler_cancel, or the scheduler is being closed */
+    FINISH_ERROR,     /* output.error says why */
+};
+
+struct prompt {
+    int32_t *tokens; /* at least one, in [0, vocabulary) */
+    uint32_t count;
+};
+
+/* A request. The submitter creates it, owns it again after its last output, and must not touch it in between
+ * (user excepted). */
+struct request {
+    char id[64]; /* "cmpl-...", for logs */
+    struct prompt *prompts;
+    uint32_t prompts_count;
+    uint32_t n;                    /* choices a prompt, >= 1 */
+    uint32_t max_tokens;           /* 0: only with echo */
+    struct sample_params sampling; /* seed, temperature, top_p, top_k, min_p; the rest is the scheduler's */
+    char **stops;                  /* UTF-8 */
+    uint32_t stops_count;
+    bool ignore_eos;   /* end tokens do not end it and are never chosen */
+    bool echo;         /* the prompt's text (and log-probabilities) come out first */
+    bool stream;       /* publish after every step; else one output per choice at its end */
+    int logprobs;      /* -1: none, 0..SAMPLE_TOP_MAX: report the chosen token and that many most likely ones */
+    bool skip_special; /* text of special tokens is left out of the output (default of the APIs: true) */
+    void *user;        /* the submitter's */
+};
+
+struct request *request_create(void);       /* zeroed, with the API's defaults; NULL on failed allocation */
+void request_free(struct request *request); /* frees prompts and stops too; NULL allowed */
+
+/* One token that came out (or, with echo, one of the prompt). */
+struct output_token {
+    int32_t token;
+    uint32_t text_offset; /* code points from the start of the prompt's text */
+    bool from_prompt;
+    bool has_logprob; /* false for the first token of a prompt and when none were asked for */
+    float logprob;
+    uint32_t top_count;
+    struct {
+        int32_t token;
+        float logprob;
+    } * top; /* [top_count], inside the output's allocation */
+};
+
+/* What became available of one choice. */
+struct output {
+    struct request *request;
+    uint32_t choice;
+    char *text; /* UTF-8, whole characters, text_bytes long, NUL-terminated */
+    size_t text_bytes;
+    struct output_token *tokens; /* those whose text is part of this or earlier outputs; NULL unless logprobs asked */
+    uint32_t tokens_count;
+    uint32_t generated; /* tokens generated in this output's steps (also without logprobs) */
+    enum finish_reason finish;
+    struct error error; /* of FINISH_ERROR */
+    bool last;          /* nothing follows for this request: the request is the submitter's again */
+    /* Filled when finish is not FINISH_NONE: */
+    uint32_t prompt_tokens;
+    uint32_t completion_tokens;
+    uint32_t cached_tokens; /* of the prompt, reused from shared prefixes; counted on the prompt's first choice only */
+    double queued_s;        /* submit to first scheduled */
+    double prefill_s;       /* first scheduled to first token */
+    double decode_s;        /* first token to finish */
+    /* Filled always: */
+    double time_s; /* monotonic clock when the step ended */
+};
+
+struct scheduler_options {
+    uint32_t max_sequences;      /* running at once; 0: 256 */
+    uint32_t max_waiting;        /* requests in the queue; 0: 1024 */
+    uint32_t prefill_chunk;      /* most prompt tokens a step while others decode; 0: batch_rows */
+    void (*wake)(void *context); /* called on the engine thread when outputs were added to an empty queue */
+    void *wake_context;
+};
+
+/* Starts the engine thread. engine and tokenizer must outlive the scheduler. */
+struct scheduler *scheduler_create(struct engine *engine, const struct tokenizer *tokenizer,
+    const struct scheduler_options *options, struct error *error);
+/* Cancels what runs, joins the thread; outputs left are delivered by a last scheduler_poll made inside. */
+void scheduler_free(struct scheduler *scheduler);
+
+/* Queues a request. ERROR_CONTEXT: a prompt is longer than can ever be computed (message in the API's words);
+ * ERROR_PAGES: the queue is full, try later. On failure the request stays the caller's. */
+int scheduler_submit(struct scheduler *scheduler, struct request *request, struct error *error);
+
+/* Ends a request within one step: queued, prefilling or decoding. Its last output says FINISH_CANCELLED. A request
+ * that finished meanwhile is ignored. */
+void scheduler_cancel(struct scheduler *scheduler, struct request *request);
+
+/* Calls handle for each output, in order; the output is freed after handle returns. Returns how many there were. */
+typedef void (*scheduler_handle)(void *context, const struct output *output);
+size_t scheduler_poll(struct scheduler *scheduler, scheduler_handle handle, void *context);
+
+struct scheduler_stats {
+    uint32_t requests_running; /* sequences that are prefilling or decoding */
+    uint32_t requests_waiting; /* requests queued or preempted */
+    uint32_t pages_total;
+    uint32_t pages_free;
+    uint64_t prefix_queries; /* prompt tokens looked up */
+    uint64_t prefix_hits;    /* prompt tokens reused */
+    uint64_t prompt_tokens;
+    uint64_t generated_tokens;
+    uint64_t preemptions;
+    uint64_t steps;
+    uint64_t kv_tokens_seen; /* over running sequences */
+    uint64_t kv_bytes;       /* held by running sequences */
+};
+void scheduler_get_stats(struct scheduler *scheduler, struct scheduler_stats *out);
+
+#endif
