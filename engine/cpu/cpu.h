@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the CPU backend: its state, the instruction-set tiers, and one table of kernels per operation family.
+ *
+ * Each family has a table of function pointers. Its init starts from the scalar version and overwrites tier by tier
+ * (scalar, AVX2 + FMA + F16C, AVX-512 F/BW/VL/DQ/VNNI), returning at the first tier that the machine or the option
+ * --cpu-features lacks. A tier's file is built into a static library with its own flags and must not be entered
+ * otherwise. The operations (cpu_*) split work over threads and call kernels; they have the signatures of backend.h.
+ */
+#ifndef ENGINE_CPU_CPU_H
+#define ENGINE_CPU_CPU_H
+
+#include "engine/backend.h"
+#include "engine/cpu/threads.h"
+
+enum cpu_tier { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_TIER_COUNT };
+
+enum cpu_tier cpu_tier_detect(void);           /* the highest that this machine has */
+const char *cpu_tier_name(enum cpu_tier tier); /* "scalar", "avx2", "avx512" */
+
+struct linear_kernels; /* linear.h */
+struct attend_kernels; /* attend.h */
+struct vector_kernels; /* vector.h: norms, rotation, activation, softmax sums */
+
+struct cpu_backend {
+    struct backend base; /* first: a struct backend * is a struct cpu_backend * */
+    enum cpu_tier tier;
+    struct thread_pool *threads;
+    const struct linear_kernels *linear;
+    const struct attend_kernels *attend;
+    const struct vector_kernels *vector;
+    void *linear_scratch; /* owned by linear.c */
+    void *attend_scratch; /* owned by attend.c */
+    char description[128];
+};
+
+static inline struct cpu_backend *cpu_backend(struct backend *backend) {
+    return (struct cpu_backend *)backend;
+}
+
+/* linear.c */
+const struct linear_kernels *cpu_linear_kernels(enum cpu_tier tier);
+void cpu_linear_scratch_free(struct cpu_backend *cpu);
+struct backend_weight *cpu_weight_create(struct backend *, const struct tensor *, bool exact, struct error *);
+void cpu_weight_free(struct backend *, struct backend_weight *);
+size_t cpu_weight_bytes(const struct backend_weight *);
+void cpu_embed(struct backend *, const struct backend_weight *, const int32_t *tokens, uint32_t rows, float *out);
+void cpu_linear(struct backend *, const struct backend_weight *const *weights, uint32_t weights_count, const float *x,
+    uint32_t rows, bool add, float *out);
+
+/* vector.c */
+const struct vector_kernels *cpu_vector_kernels(enum cpu_tier tier);
+void cpu_rms_norm(
+    struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows, uint32_t width, float *out);
+void cpu_silu_mul(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
+void cpu_gather_rows(
+    struct backend *, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out);
+
+/* attend.c, kv_pages.c */
+const struct attend_kernels *cpu_attend_kernels(enum cpu_tier tier);
+void cpu_attend_scratch_free(struct cpu_backend *cpu);
+void cpu_rope_and_append(
+    struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
+void cpu_attend(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, float *out);
+void cpu_copy_pages(struct backend *, const struct kv_pool *, const uint32_t *from, const uint32_t *to, uint32_t count);
+void cpu_move_slots(struct backend *, const struct kv_pool *, const uint32_t *pages, const uint32_t *from,
+    const uint32_t *to, uint32_t count);
+void cpu_clear_slots(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t first, uint32_t end);
+void cpu_poison_pages(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t count);
+
+/* sample.c */
+void cpu_sample(struct backend *, const float *logits, uint32_t rows, uint32_t vocabulary,
+    const struct sample_params *params, struct sample_result *results);
+void cpu_kl(struct backend *, const float *p, const float *q, uint32_t rows, uint32_t vocabulary, float *out);
+
+#endif
