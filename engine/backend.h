@@ -119,7 +119,7 @@ struct backend_operations {
     const char *(*describe)(struct backend *); /* "cpu, avx512-vnni, 2 threads" */
     void (*close)(struct backend *);
 
-    /* Memory. allocate: 64-byte aligned, zeroed, NULL when there is none. */
+    /* Memory. allocate: 64-byte aligned, zeroed, NULL when there is none. release and weight_free allow NULL. */
     void *(*allocate)(struct backend *, size_t bytes);
     void (*release)(struct backend *, void *memory);
     void (*upload)(struct backend *, void *to, const void *from, size_t bytes);

@@ -104,7 +104,11 @@ struct scheduler_options {
 /* Starts the engine thread. engine and tokenizer must outlive the scheduler. */
 struct scheduler *scheduler_create(struct engine *engine, const struct tokenizer *tokenizer,
     const struct scheduler_options *options, struct error *error);
-/* Cancels what runs, joins the thread; outputs left are delivered by a last scheduler_poll made inside. */
+/* Cancels what runs and joins the engine thread; the outputs of that are still to be polled. Nothing can be submitted
+ * afterwards (ERROR_INVALID). */
+void scheduler_stop(struct scheduler *scheduler);
+/* Stops if need be; outputs not polled are dropped, and requests whose last output was not polled are freed. NULL
+ * allowed. */
 void scheduler_free(struct scheduler *scheduler);
 
 /* Queues a request. ERROR_CONTEXT: a prompt is longer than can ever be computed (message in the API's words);

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/transformer.h"
+
+enum { BATCH_ROWS_DEFAULT = 512 };
+
+struct engine {
+    const struct model *model;
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct transformer *transformer;
+    uint32_t batch_rows;
+    uint32_t tokens_max;
+    uint32_t wanted_count; /* hidden rows of the last batch */
+    /* Host work space for one batch, batch_rows entries unless said otherwise. */
+    int32_t *tokens;
+    uint32_t *wanted;
+    struct kv_item *items;
+    struct kv_head_view *views; /* [layers][items][kv_heads], grown as batches need it */
+    size_t views_capacity;
+};
+
+struct sequence {
+    struct engine *engine;
+    struct kv_sequence *kv;
+    int32_t *tokens; /* [length], capacity below */
+    uint32_t capacity;
+};
+
+static int allocate_host(struct engine *engine, struct error *error) {
+    uint32_t rows = engine->batch_rows;
+    engine->tokens = malloc(rows * sizeof *engine->tokens);
+    engine->wanted = malloc(rows * sizeof *engine->wanted);
+    engine->items = malloc(rows * sizeof *engine->items);
+    if (engine->tokens == NULL || engine->wanted == NULL || engine->items == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for batches of %u tokens", rows);
+    return 0;
+}
+
+static int create_cache(struct engine *engine, const struct engine_options *options, struct error *error) {
+    const struct model_shape *shape = &engine->model->shape;
+    struct kv_cache_options cache = {
+        .layout = {.layers = shape->layers,
+            .kv_heads = shape->kv_heads,
+            .head_dim = shape->head_dim,
+            .format = options->kv_format},
+        .bytes = options->kv_bytes,
+        .prefix_sharing = options->prefix_sharing,
+        .poison_free = options->poison_free,
+    };
+    engine->cache = kv_cache_create(engine->backend, &cache, error);
+    if (engine->cache == NULL)
+        return error ? error->code : ERROR_MEMORY;
+    uint32_t context = options->context == 0 ? shape->context : options->context;
+    if (context > shape->context)
+        return error_set(error, ERROR_INVALID, "context %u is over the model's %u tokens", context, shape->context);
+    uint32_t held = kv_cache_tokens_max(engine->cache);
+    engine->tokens_max = held < context ? held : context;
+    return 0;
+}
+
+struct engine *engine_open(const struct model *model, const struct engine_options *options, struct error *error) {
+    struct engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for the engine");
+        return NULL;
+    }
+    engine->model = model;
+    engine->batch_rows = options->batch_rows == 0 ? BATCH_ROWS_DEFAULT : options->batch_rows;
+    engine->backend = backend_cpu_open(&options->backend, error);
+    if (engine->backend == NULL || allocate_host(engine, error) != 0 || create_cache(engine, options, error) != 0)
+        goto fail;
+    engine->transformer = transformer_create(engine->backend, model, engine->batch_rows, options->exact, error);
+    if (engine->transformer == NULL)
+        goto fail;
+    return engine;
+fail:
+    engine_close(engine);
+    return NULL;
+}
+
+void engine_close(struct engine *engine) {
+    if (engine == NULL)
+        return;
+    transformer_free(engine->transformer);
+    if (engine->cache != NULL)
+        kv_cache_free(engine->cache);
+    if (engine->backend != NULL)
+        engine->backend->operations->close(engine->backend);
+    free(engine->tokens);
+    free(engine->wanted);
+    free(engine->items);
+    free(engine->views);
+    free(engine);
+}
+
+const struct model *engine_model(const struct engine *engine) {
+    return engine->model;
+}
+
+struct kv_cache *engine_kv_cache(const struct engine *engine) {
+    return engine->cache;
+}
+
+const char *engine_describe(const struct engine *engine) {
+    return engine->backend->operations->describe(engine->backend);
+}
+
+uint32_t engine_batch_rows(const struct engine *engine) {
+    return engine->batch_rows;
+}
+
+uint32_t engine_tokens_max(const struct engine *engine) {
+    return engine->tokens_max;
+}
+
+size_t engine_weight_bytes(const struct engine *engine) {
+    return transformer_weight_bytes(engine->transformer);
+}
+
+struct sequence *sequence_create(struct engine *engine) {
+    struct sequence *sequence = calloc(1, sizeof *sequence);
+    if (sequence == NULL)
+        return NULL;
+    sequence->engine = engine;
+    sequence->kv = kv_sequence_create(engine->cache);
+    if (sequence->kv == NULL) {
+        free(sequence);
+        return NULL;
+    }
+    return sequence;
+}
+
+struct sequence *sequence_fork(const struct sequence *sequence) {
+    struct sequence *fork = calloc(1, sizeof *fork);
+    if (fork == NULL)
+        return NULL;
+    uint32_t length = sequence_length(sequence);
+    fork->engine = sequence->engine;
+    fork->capacity = length + 1;
+    fork->tokens = malloc(fork->capacity * sizeof *fork->tokens);
+    fork->kv = kv_sequence_fork(sequence->kv);
+    if (fork->tokens == NULL || fork->kv == NULL) {
+        sequence_free(fork);
+        return NULL;
+    }
+    if (length > 0)
+        memcpy(fork->tokens, sequence->tokens, length * sizeof *fork->tokens);
+    return fork;
+}
+
+void sequence_free(struct sequence *sequence) {
+    if (sequence == NULL)
+        return;
+    kv_sequence_free(sequence->kv);
+    free(sequence->tokens);
+    free(sequence);
+}
+
+uint32_t sequence_length(const struct sequence *sequence) {
+    return kv_sequence_length(sequence->kv);
+}
+
+const int32_t *sequence_tokens(const struct sequence *sequence) {
+    return sequence->tokens;
+}
+
+uint32_t sequence_pages_needed(const struct sequence *sequence, uint32_t count) {
+    return kv_sequence_pages_needed(sequence->kv, count);
+}
+
+struct kv_sequence *sequence_kv(struct sequence *sequence) {
+    return sequence->kv;
+}
+
+/* Room for `count` more token ids. */
+static int reserve_tokens(struct sequence *sequence, uint32_t count) {
+    uint32_t needed = sequence_length(sequence) + count;
+    if (needed <= sequence->capacity)
+        return 0;
+    uint32_t capacity = needed + needed / 2 + KV_PAGE_SLOTS;
+    int32_t *tokens = realloc(sequence->tokens, capacity * sizeof *tokens);
+    if (tokens == NULL)
+        return ERROR_MEMORY;
+    sequence->tokens = tokens;
+    sequence->capacity = capacity;
+    return 0;
+}
+
+uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens, uint32_t count) {
+    if (count == 0 || reserve_tokens(sequence, count) != 0)
+        return 0;
+    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, count - 1);
+    memcpy(sequence->tokens, tokens, reused * sizeof *tokens);
+    return reused;
+}
+
+static int check_item(const struct engine *engine, const struct batch_item *item, struct error *error) {
+    if (item->count == 0 || item->count > engine->batch_rows)
+        return error_set(
+            error, ERROR_INVALID, "a batch item of %u tokens, allowed are 1 to %u", item->count, engine->batch_rows);
+    if ((uint64_t)sequence_length(item->sequence) + item->count > engine->tokens_max)
+        return error_set(error, ERROR_CONTEXT, "%u tokens after %u are more than the limit of %u", item->count,
+            sequence_length(item->sequence), engine->tokens_max);
+    for (uint32_t i = 0; i < item->count; i++)
+        if (item->tokens[i] < 0 || (uint32_t)item->tokens[i] >= engine->model->shape.vocabulary)
+            return error_set(error, ERROR_INVALID, "token id %d is outside the vocabulary of %u", item->tokens[i],
+                engine->model->shape.vocabulary);
+    return 0;
+}
+
+/* Checks everything that can fail without harm, and prepares memory, before the first sequence changes. */
+static int prepare_batch(struct engine *engine, const struct batch_item *items, uint32_t count, struct error *error) {
+    uint64_t rows = 0, pages = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        int code = check_item(engine, &items[i], error);
+        if (code != 0)
+            return code;
+        rows += items[i].count;
+        pages += kv_sequence_pages_needed(items[i].sequence->kv, items[i].count);
+        if (reserve_tokens(items[i].sequence, items[i].count) != 0)
+            return error_set(error, ERROR_MEMORY, "no memory for a sequence's tokens");
+    }
+    if (rows > engine->batch_rows)
+        return error_set(error, ERROR_INVALID, "a batch of %llu tokens, allowed are %u", (unsigned long long)rows,
+            engine->batch_rows);
+    if (pages > kv_cache_pages_free(engine->cache))
+        return error_set(error, ERROR_PAGES, "%llu KV pages are needed, %u are free", (unsigned long long)pages,
+            kv_cache_pages_free(engine->cache));
+    const struct model_shape *shape = &engine->model->shape;
+    size_t views = (size_t)shape->layers * count * shape->kv_heads;
+    if (views > engine->views_capacity) {
+        struct kv_head_view *grown = realloc(engine->views, views * sizeof *grown);
+        if (grown == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory for a batch of %u sequences", count);
+        engine->views = grown;
+        engine->views_capacity = views;
+    }
+    return 0;
+}
+
+/* Appends the items' tokens to their sequences; fills tokens, items, wanted and the items' first_row. */
+static int append_items(struct engine *engine, struct batch_item *items, uint32_t count, struct error *error) {
+    uint32_t row = 0;
+    engine->wanted_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sequence *sequence = items[i].sequence;
+        uint32_t length = sequence_length(sequence), added = items[i].count;
+        int code = kv_sequence_append(sequence->kv, added, error);
+        if (code != 0)
+            return code;
+        memcpy(sequence->tokens + length, items[i].tokens, added * sizeof *sequence->tokens);
+        memcpy(engine->tokens + row, items[i].tokens, added * sizeof *engine->tokens);
+        engine->items[i] = (struct kv_item){.first_row = row, .rows = added, .position = length};
+        items[i].first_row = engine->wanted_count;
+        uint32_t first = items[i].want == WANT_ALL ? 0 : added - 1;
+        for (uint32_t r = items[i].want == WANT_NONE ? added : first; r < added; r++)
+            engine->wanted[engine->wanted_count++] = row + r;
+        row += added;
+    }
+    return 0;
+}
+
+static void collect_views(struct engine *engine, const struct batch_item *items, uint32_t count) {
+    const struct model_shape *shape = &engine->model->shape;
+    struct kv_head_view *views = engine->views;
+    for (uint32_t layer = 0; layer < shape->layers; layer++)
+        for (uint32_t i = 0; i < count; i++, views += shape->kv_heads)
+            kv_sequence_views(items[i].sequence->kv, layer, views);
+}
+
+int engine_forward(struct engine *engine, struct batch_item *items, uint32_t items_count, struct error *error) {
+    int code = prepare_batch(engine, items, items_count, error);
+    if (code != 0 || items_count == 0)
+        return code;
+    code = append_items(engine, items, items_count, error);
+    if (code != 0)
+        return code;
+    collect_views(engine, items, items_count);
+    const struct kv_item *last = &engine->items[items_count - 1];
+    struct transformer_batch batch = {
+        .tokens = engine->tokens,
+        .rows = last->first_row + last->rows,
+        .pool = kv_cache_pool(engine->cache),
+        .items = engine->items,
+        .items_count = items_count,
+        .views = engine->views,
+        .wanted = engine->wanted,
+        .wanted_count = engine->wanted_count,
+    };
+    transformer_forward(engine->transformer, &batch);
+    for (uint32_t i = 0; i < items_count; i++)
+        kv_sequence_publish(items[i].sequence->kv, items[i].sequence->tokens);
+    return 0;
+}
+
+static int check_rows(const struct engine *engine, const uint32_t *rows, uint32_t count, struct error *error) {
+    for (uint32_t i = 0; i < count; i++)
+        if (rows[i] >= engine->wanted_count)
+            return error_set(
+                error, ERROR_INVALID, "row %u was not asked for: the batch has %u", rows[i], engine->wanted_count);
+    return 0;
+}
+
+static uint32_t tile_rows(uint32_t count, uint32_t done) {
+    return count - done < TRANSFORMER_TILE ? count - done : TRANSFORMER_TILE;
+}
+
+int engine_sample(struct engine *engine, const uint32_t *rows, const struct sample_params *params, uint32_t count,
+    struct sample_result *results, struct error *error) {
+    int code = check_rows(engine, rows, count, error);
+    if (code != 0)
+        return code;
+    for (uint32_t done = 0, tile; done < count; done += tile) {
+        tile = tile_rows(count, done);
+        const float *logits = transformer_logits(engine->transformer, rows + done, tile, 0, error);
+        if (logits == NULL)
+            return ERROR_MEMORY;
+        double start = transformer_clock();
+        engine->backend->operations->sample(
+            engine->backend, logits, tile, engine->model->shape.vocabulary, params + done, results + done);
+        transformer_profile(engine->transformer)->seconds[PHASE_SAMPLE] += transformer_clock() - start;
+    }
+    return 0;
+}
+
+int engine_logits(struct engine *engine, uint32_t row, float *out, struct error *error) {
+    int code = check_rows(engine, &row, 1, error);
+    if (code != 0)
+        return code;
+    const float *logits = transformer_logits(engine->transformer, &row, 1, 0, error);
+    if (logits == NULL)
+        return ERROR_MEMORY;
+    engine->backend->operations->download(
+        engine->backend, out, logits, engine->model->shape.vocabulary * sizeof(float));
+    return 0;
+}
+
+int engine_kl(struct engine *engine, const uint32_t *p_rows, const uint32_t *q_rows, uint32_t count, float *out,
+    struct error *error) {
+    int code = check_rows(engine, p_rows, count, error);
+    if (code == 0)
+        code = check_rows(engine, q_rows, count, error);
+    if (code != 0)
+        return code;
+    for (uint32_t done = 0, tile; done < count; done += tile) {
+        tile = tile_rows(count, done);
+        const float *p = transformer_logits(engine->transformer, p_rows + done, tile, 0, error);
+        const float *q = transformer_logits(engine->transformer, q_rows + done, tile, 1, error);
+        if (p == NULL || q == NULL)
+            return ERROR_MEMORY;
+        engine->backend->operations->kl(engine->backend, p, q, tile, engine->model->shape.vocabulary, out + done);
+    }
+    return 0;
+}
+
+const char *engine_phase_name(enum engine_phase phase) {
+    static const char *const names[PHASE_COUNT] = {
+        "embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample"};
+    return names[phase];
+}
+
+void engine_profile_enable(struct engine *engine, bool enable) {
+    transformer_profile_enable(engine->transformer, enable);
+}
+
+const struct engine_profile *engine_profile_get(const struct engine *engine) {
+    return transformer_profile(engine->transformer);
+}

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/transformer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct layer_weights {
+    float *attn_norm; /* device [width] */
+    float *ffn_norm;  /* device [width] */
+    struct backend_weight *qkv[3];
+    struct backend_weight *attn_output;
+    struct backend_weight *gate_up[2];
+    struct backend_weight *down;
+};
+
+struct transformer {
+    struct backend *backend;
+    struct model_shape shape;
+    uint32_t rows_max;
+    struct backend_weight *embedding;
+    struct backend_weight *output; /* the embedding again when they are tied */
+    float *output_norm;            /* device [width] */
+    struct layer_weights *layers;
+    float *inverse_freq; /* host [rope_dim / 2] */
+    /* Device work space, rows_max rows each. */
+    float *x;         /* [rows, width] residual stream */
+    float *normed;    /* [rows, width] */
+    float *qkv;       /* [rows, (heads + 2 kv_heads) * head_dim] */
+    float *attention; /* [rows, heads * head_dim] */
+    float *gate_up;   /* [rows, 2 ff_width] */
+    float *activated; /* [rows, ff_width] */
+    float *hidden;    /* [rows, width] wanted rows after the final norm */
+    float *gathered;  /* [TRANSFORMER_TILE, width] */
+    float *logits[2]; /* [TRANSFORMER_TILE, vocabulary], made when first needed */
+    bool profiling;
+    struct engine_profile profile;
+};
+
+double transformer_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static const struct backend_operations *operations(const struct transformer *t) {
+    return t->backend->operations;
+}
+
+static float *upload_vector(struct transformer *t, const struct tensor *tensor, struct error *error) {
+    size_t bytes = tensor->columns * sizeof(float);
+    float *values = malloc(bytes);
+    float *device = operations(t)->allocate(t->backend, bytes);
+    if (values == NULL || device == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for tensor %s", tensor->name);
+        operations(t)->release(t->backend, device);
+        free(values);
+        return NULL;
+    }
+    tensor_dequantise_row(tensor, 0, values);
+    operations(t)->upload(t->backend, device, values, bytes);
+    free(values);
+    return device;
+}
+
+static int load_matrix(struct transformer *t, const struct model *model, const struct tensor *tensor, bool exact,
+    struct backend_weight **out, struct error *error) {
+    *out = operations(t)->weight_create(t->backend, tensor, exact, error);
+    if (*out == NULL)
+        return error ? error->code : ERROR_MEMORY;
+    gguf_forget(model->file, tensor->data, tensor->bytes);
+    return 0;
+}
+
+static int load_layer(struct transformer *t, const struct model *model, const struct model_layer *from, bool exact,
+    struct layer_weights *to, struct error *error) {
+    to->attn_norm = upload_vector(t, &from->attn_norm, error);
+    to->ffn_norm = upload_vector(t, &from->ffn_norm, error);
+    if (to->attn_norm == NULL || to->ffn_norm == NULL)
+        return ERROR_MEMORY;
+    const struct {
+        const struct tensor *tensor;
+        struct backend_weight **weight;
+    } matrices[] = {
+        {&from->attn_q, &to->qkv[0]},
+        {&from->attn_k, &to->qkv[1]},
+        {&from->attn_v, &to->qkv[2]},
+        {&from->attn_output, &to->attn_output},
+        {&from->ffn_gate, &to->gate_up[0]},
+        {&from->ffn_up, &to->gate_up[1]},
+        {&from->ffn_down, &to->down},
+    };
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+        int code = load_matrix(t, model, matrices[i].tensor, exact, matrices[i].weight, error);
+        if (code != 0)
+            return code;
+    }
+    return 0;
+}
+
+static int load_weights(struct transformer *t, const struct model *model, bool exact, struct error *error) {
+    t->layers = calloc(t->shape.layers, sizeof *t->layers);
+    if (t->layers == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for %u layers", t->shape.layers);
+    int code = load_matrix(t, model, &model->token_embedding, exact, &t->embedding, error);
+    if (code != 0)
+        return code;
+    if (model->output.data == model->token_embedding.data)
+        t->output = t->embedding;
+    else if ((code = load_matrix(t, model, &model->output, exact, &t->output, error)) != 0)
+        return code;
+    t->output_norm = upload_vector(t, &model->output_norm, error);
+    if (t->output_norm == NULL)
+        return ERROR_MEMORY;
+    for (uint32_t layer = 0; layer < t->shape.layers; layer++) {
+        code = load_layer(t, model, &model->layers[layer], exact, &t->layers[layer], error);
+        if (code != 0)
+            return code;
+    }
+    return 0;
+}
+
+static int allocate_workspace(struct transformer *t, struct error *error) {
+    const struct model_shape *s = &t->shape;
+    size_t heads_width = (size_t)s->heads * s->head_dim;
+    size_t qkv_width = (size_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
+    const struct {
+        float **buffer;
+        size_t width;
+    } buffers[] = {
+        {&t->x, s->width},
+        {&t->normed, s->width},
+        {&t->qkv, qkv_width},
+        {&t->attention, heads_width},
+        {&t->gate_up, 2 * (size_t)s->ff_width},
+        {&t->activated, s->ff_width},
+        {&t->hidden, s->width},
+    };
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {
+        *buffers[i].buffer = operations(t)->allocate(t->backend, t->rows_max * buffers[i].width * sizeof(float));
+        if (*buffers[i].buffer == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory to compute %u tokens at once", t->rows_max);
+    }
+    t->gathered = operations(t)->allocate(t->backend, TRANSFORMER_TILE * s->width * sizeof(float));
+    t->inverse_freq = malloc((s->rope_dim / 2 + 1) * sizeof(float));
+    if (t->gathered == NULL || t->inverse_freq == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for the transformer");
+    for (uint32_t i = 0; i < s->rope_dim / 2; i++)
+        t->inverse_freq[i] = (float)pow(s->rope_base, -2.0 * i / s->rope_dim);
+    return 0;
+}
+
+struct transformer *transformer_create(
+    struct backend *backend, const struct model *model, uint32_t rows_max, bool exact, struct error *error) {
+    struct transformer *t = calloc(1, sizeof *t);
+    if (t == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for the transformer");
+        return NULL;
+    }
+    t->backend = backend;
+    t->shape = model->shape;
+    t->rows_max = rows_max;
+    if (load_weights(t, model, exact, error) != 0 || allocate_workspace(t, error) != 0) {
+        transformer_free(t);
+        return NULL;
+    }
+    return t;
+}
+
+static void free_layer(struct transformer *t, struct layer_weights *layer) {
+    const struct backend_operations *o = operations(t);
+    o->release(t->backend, layer->attn_norm);
+    o->release(t->backend, layer->ffn_norm);
+    for (int i = 0; i < 3; i++)
+        o->weight_free(t->backend, layer->qkv[i]);
+    o->weight_free(t->backend, layer->attn_output);
+    o->weight_free(t->backend, layer->gate_up[0]);
+    o->weight_free(t->backend, layer->gate_up[1]);
+    o->weight_free(t->backend, layer->down);
+}
+
+void transformer_free(struct transformer *t) {
+    if (t == NULL)
+        return;
+    for (uint32_t layer = 0; t->layers != NULL && layer < t->shape.layers; layer++)
+        free_layer(t, &t->layers[layer]);
+    free(t->layers);
+    if (t->output != t->embedding)
+        operations(t)->weight_free(t->backend, t->output);
+    operations(t)->weight_free(t->backend, t->embedding);
+    float *buffers[] = {t->output_norm, t->x, t->normed, t->qkv, t->attention, t->gate_up, t->activated, t->hidden,
+        t->gathered, t->logits[0], t->logits[1]};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        operations(t)->release(t->backend, buffers[i]);
+    free(t->inverse_freq);
+    free(t);
+}
+
+/* Profiling: every operation is followed by one of these. */
+static double phase_start(struct transformer *t) {
+    return t->profiling ? transformer_clock() : 0;
+}
+
+static void phase_end(struct transformer *t, enum engine_phase phase, double start, double bytes) {
+    if (!t->profiling)
+        return;
+    operations(t)->synchronize(t->backend);
+    t->profile.seconds[phase] += transformer_clock() - start;
+    t->profile.bytes[phase] += bytes;
+}
+
+static size_t weights_bytes(const struct transformer *t, struct backend_weight *const *weights, uint32_t count) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += operations(t)->weight_bytes(weights[i]);
+    return bytes;
+}
+
+static void run_linear(struct transformer *t, enum engine_phase phase, struct backend_weight *const *weights,
+    uint32_t count, const float *x, uint32_t rows, bool add, float *out) {
+    double start = phase_start(t);
+    operations(t)->linear(t->backend, (const struct backend_weight *const *)weights, count, x, rows, add, out);
+    phase_end(t, phase, start, (double)weights_bytes(t, weights, count));
+}
+
+static void run_norm(struct transformer *t, const float *x, const float *weight, uint32_t rows, float *out) {
+    double start = phase_start(t);
+    operations(t)->rms_norm(t->backend, x, weight, t->shape.norm_epsilon, rows, t->shape.width, out);
+    phase_end(t, PHASE_NORM, start, 0);
+}
+
+/* Bytes of keys and values that one pass over the batch's slots reads. */
+static double kv_bytes_read(const struct transformer *t, const struct kv_batch *kv) {
+    double slots = 0;
+    for (uint32_t i = 0; i < kv->items_count * t->shape.kv_heads; i++)
+        slots += kv->views[i].slots;
+    return slots * 2 * t->shape.head_dim * (double)kv_format_bytes(kv->pool->layout.format);
+}
+
+static void run_attention(
+    struct transformer *t, const struct layer_weights *w, const struct kv_batch *kv, uint32_t rows) {
+    const struct model_shape *s = &t->shape;
+    run_norm(t, t->x, w->attn_norm, rows, t->normed);
+    run_linear(t, PHASE_QKV, w->qkv, 3, t->normed, rows, false, t->qkv);
+    struct rope_params rope = {.dim = s->rope_dim, .inverse_freq = t->inverse_freq};
+    double start = phase_start(t);
+    operations(t)->rope_and_append(t->backend, kv, &rope, s->heads, t->qkv);
+    phase_end(t, PHASE_ROPE, start, 0);
+    start = phase_start(t);
+    operations(t)->attend(t->backend, kv, s->heads, t->qkv, t->attention);
+    phase_end(t, PHASE_ATTEND, start, t->profiling ? kv_bytes_read(t, kv) : 0);
+}
+
+static void run_feed_forward(struct transformer *t, struct layer_weights *w, uint32_t rows) {
+    run_norm(t, t->x, w->ffn_norm, rows, t->normed);
+    run_linear(t, PHASE_GATE_UP, w->gate_up, 2, t->normed, rows, false, t->gate_up);
+    double start = phase_start(t);
+    operations(t)->silu_mul(t->backend, t->gate_up, rows, t->shape.ff_width, t->activated);
+    phase_end(t, PHASE_SILU, start, 0);
+    run_linear(t, PHASE_DOWN, &w->down, 1, t->activated, rows, true, t->x);
+}
+
+/* After the last layer's attention only wanted rows matter: moves them to the front of x and attention. */
+static void drop_unwanted_rows(struct transformer *t, const struct transformer_batch *batch) {
+    const struct backend_operations *o = operations(t);
+    uint32_t heads_width = t->shape.heads * t->shape.head_dim;
+    o->gather_rows(t->backend, t->attention, batch->wanted, batch->wanted_count, heads_width, t->qkv);
+    o->gather_rows(t->backend, t->x, batch->wanted, batch->wanted_count, t->shape.width, t->normed);
+    float *swap = t->x;
+    t->x = t->normed;
+    t->normed = swap;
+}
+
+void transformer_forward(struct transformer *t, const struct transformer_batch *batch) {
+    uint32_t layers = t->shape.layers;
+    double start = phase_start(t);
+    operations(t)->embed(t->backend, t->embedding, batch->tokens, batch->rows, t->x);
+    phase_end(t, PHASE_EMBED, start, 0);
+    uint32_t rows = batch->rows;
+    for (uint32_t layer = 0; layer < layers; layer++) {
+        struct layer_weights *w = &t->layers[layer];
+        struct kv_batch kv = {
+            .pool = batch->pool,
+            .items = batch->items,
+            .items_count = batch->items_count,
+            .views = batch->views + (size_t)layer * batch->items_count * t->shape.kv_heads,
+        };
+        run_attention(t, w, &kv, rows);
+        const float *attention = t->attention;
+        if (layer + 1 == layers && batch->wanted_count < rows) {
+            if (batch->wanted_count == 0)
+                break;
+            drop_unwanted_rows(t, batch);
+            attention = t->qkv;
+            rows = batch->wanted_count;
+        }
+        run_linear(t, PHASE_ATTN_OUTPUT, &w->attn_output, 1, attention, rows, true, t->x);
+        run_feed_forward(t, w, rows);
+    }
+    if (batch->wanted_count > 0)
+        run_norm(t, t->x, t->output_norm, rows, t->hidden);
+    t->profile.steps++;
+}
+
+const float *transformer_logits(
+    struct transformer *t, const uint32_t *hidden_rows, uint32_t count, uint32_t which, struct error *error) {
+    const struct backend_operations *o = operations(t);
+    if (t->logits[which] == NULL)
+        t->logits[which] = o->allocate(t->backend, TRANSFORMER_TILE * (size_t)t->shape.vocabulary * sizeof(float));
+    if (t->logits[which] == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for logits");
+        return NULL;
+    }
+    o->gather_rows(t->backend, t->hidden, hidden_rows, count, t->shape.width, t->gathered);
+    run_linear(t, PHASE_LOGITS, &t->output, 1, t->gathered, count, false, t->logits[which]);
+    return t->logits[which];
+}
+
+size_t transformer_weight_bytes(const struct transformer *t) {
+    size_t bytes = weights_bytes(t, &t->output, 1);
+    for (uint32_t layer = 0; layer < t->shape.layers; layer++) {
+        const struct layer_weights *w = &t->layers[layer];
+        bytes += weights_bytes(t, w->qkv, 3) + weights_bytes(t, &w->attn_output, 1) + weights_bytes(t, w->gate_up, 2) +
+                 weights_bytes(t, &w->down, 1);
+    }
+    return bytes;
+}
+
+struct engine_profile *transformer_profile(struct transformer *t) {
+    return &t->profile;
+}
+
+void transformer_profile_enable(struct transformer *t, bool enable) {
+    t->profiling = enable;
+    memset(&t->profile, 0, sizeof t->profile);
+}
