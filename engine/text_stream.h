@@ -7,7 +7,12 @@
  * bytes come, or becomes U+FFFD at the end; bytes that can never become valid UTF-8 become U+FFFD at once (one per
  * maximal invalid part, as the WHATWG decoder and Python's "replace" do). A stop string is searched in the text, not
  * in tokens; the text ends before the first occurrence (the earliest end in the stream; the longest match among
- * those that end at the same place).
+ * those that end at the same place). U+FFFD that stands for invalid bytes is text like any other and may be part of a
+ * stop string, except the one that text_stream_finish writes for a character that was never completed.
+ *
+ * The work is linear in the bytes of the tokens (times the number of stop strings), whatever the tokens and the stop
+ * strings are. A push or a finish after the end of the stream changes nothing and repeats the result.
+ * Source of the search: Knuth, Morris, Pratt 1977.
  */
 #ifndef ENGINE_TEXT_STREAM_H
 #define ENGINE_TEXT_STREAM_H
@@ -20,7 +25,8 @@
 
 struct text_stream; /* opaque */
 
-/* stops: count strings of UTF-8, copied; empty strings are ignored. NULL on failed allocation. */
+/* stops: count strings of UTF-8, copied; empty strings are ignored, and so are strings that are not valid UTF-8 (they
+ * cannot occur in the text). NULL on failed allocation. */
 struct text_stream *text_stream_create(const char *const *stops, size_t count);
 void text_stream_free(struct text_stream *stream);
 
