@@ -48,6 +48,7 @@ struct model {
     struct tensor output_norm;     /* [width] */
     struct tensor output;          /* [vocabulary, width]; the embedding again when the file ties them */
     struct model_layer *layers;    /* [shape.layers] */
+    char *names;                   /* storage of the tensors' names */
     char fingerprint[65];          /* hex SHA-256 over names, types, sizes and a sample of the data of all tensors */
 };
 

@@ -29,7 +29,7 @@ enum tensor_type {
 };
 
 struct tensor {
-    const char *name; /* borrowed from the file */
+    const char *name; /* borrowed from the model */
     enum tensor_type type;
     uint32_t rows;
     uint32_t columns;

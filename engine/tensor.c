@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/tensor.h"
+
+#include "engine/bytes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct tensor_format formats[] = {
+    {TENSOR_F32, "F32", 1, 4},
+    {TENSOR_F16, "F16", 1, 2},
+    {TENSOR_BF16, "BF16", 1, 2},
+    {TENSOR_Q8_0, "Q8_0", 32, 34},
+    {TENSOR_Q4_0, "Q4_0", 32, 18},
+    {TENSOR_Q4_1, "Q4_1", 32, 20},
+};
+
+/* Every number that ggml has given out; gaps are formats that were withdrawn. */
+static const char *const type_names[] = {
+    [0] = "F32",
+    [1] = "F16",
+    [2] = "Q4_0",
+    [3] = "Q4_1",
+    [6] = "Q5_0",
+    [7] = "Q5_1",
+    [8] = "Q8_0",
+    [9] = "Q8_1",
+    [10] = "Q2_K",
+    [11] = "Q3_K",
+    [12] = "Q4_K",
+    [13] = "Q5_K",
+    [14] = "Q6_K",
+    [15] = "Q8_K",
+    [16] = "IQ2_XXS",
+    [17] = "IQ2_XS",
+    [18] = "IQ3_XXS",
+    [19] = "IQ1_S",
+    [20] = "IQ4_NL",
+    [21] = "IQ3_S",
+    [22] = "IQ2_S",
+    [23] = "IQ4_XS",
+    [24] = "I8",
+    [25] = "I16",
+    [26] = "I32",
+    [27] = "I64",
+    [28] = "F64",
+    [29] = "IQ1_M",
+    [30] = "BF16",
+    [34] = "TQ1_0",
+    [35] = "TQ2_0",
+    [39] = "MXFP4",
+};
+
+const struct tensor_format *tensor_format_find(uint32_t type) {
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        if ((uint32_t)formats[i].type == type)
+            return &formats[i];
+    return NULL;
+}
+
+const char *tensor_type_name(uint32_t type) {
+    static _Thread_local char text[24];
+    if (type < sizeof type_names / sizeof type_names[0] && type_names[type] != NULL)
+        return type_names[type];
+    snprintf(text, sizeof text, "type %u", type);
+    return text;
+}
+
+size_t tensor_row_bytes(enum tensor_type type, uint32_t columns) {
+    const struct tensor_format *format = tensor_format_find(type);
+    return (size_t)(columns / format->block_values) * format->block_bytes;
+}
+
+static float float_from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint32_t float_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+float half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t exponent = half >> 10 & 0x1f;
+    uint32_t fraction = half & 0x3ff;
+    if (exponent == 0x1f)
+        return float_from_bits(sign | 0x7f800000 | fraction << 13);
+    if (exponent == 0) {
+        float magnitude = (float)fraction * 0x1p-24f; /* subnormal: exact in binary32 */
+        return sign ? -magnitude : magnitude;
+    }
+    return float_from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13);
+}
+
+/* Drops the low `shift` bits, rounding to nearest even. */
+static uint32_t round_shift(uint32_t bits, unsigned shift) {
+    uint32_t kept = bits >> shift;
+    uint32_t rest = bits & ((1u << shift) - 1);
+    uint32_t tie = 1u << (shift - 1);
+    return kept + (rest > tie || (rest == tie && (kept & 1)));
+}
+
+uint16_t float_to_half(float value) {
+    uint32_t bits = float_bits(value);
+    uint32_t sign = bits >> 16 & 0x8000;
+    uint32_t magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+    if (magnitude >= 0x47800000) /* 65536 and up, infinity too; 65520 to 65536 carry into infinity below */
+        return (uint16_t)(sign | 0x7c00);
+    if (magnitude >= 0x38800000) /* 2^-14: normal; a carry out of the fraction rightly raises the exponent */
+        return (uint16_t)(sign | (round_shift(magnitude, 13) - ((127 - 15) << 10)));
+    if (magnitude < 0x33000000) /* below 2^-25, half of the smallest subnormal */
+        return (uint16_t)sign;
+    unsigned exponent = magnitude >> 23;
+    uint32_t significand = (magnitude & 0x7fffff) | 0x800000;
+    return (uint16_t)(sign | round_shift(significand, 126 - exponent));
+}
+
+float bfloat_to_float(uint16_t value) {
+    return float_from_bits((uint32_t)value << 16);
+}
+
+uint16_t float_to_bfloat(float value) {
+    uint32_t bits = float_bits(value);
+    if ((bits & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)(bits >> 16 | 0x40); /* quiet, so that a payload in the low half does not turn into infinity */
+    return (uint16_t)round_shift(bits, 16);
+}
+
+/* 32 values of a 4-bit block: low nibbles first, then high nibbles. */
+static void dequantise_nibbles(const uint8_t *packed, float scale, int zero, float minimum, float *out) {
+    for (int j = 0; j < 16; j++) {
+        out[j] = scale * (float)((packed[j] & 15) - zero) + minimum;
+        out[j + 16] = scale * (float)((packed[j] >> 4) - zero) + minimum;
+    }
+}
+
+static void dequantise_block(enum tensor_type type, const uint8_t *block, float *out) {
+    switch (type) {
+    case TENSOR_F32:
+        out[0] = float_from_bits(load_u32(block));
+        break;
+    case TENSOR_F16:
+        out[0] = half_to_float(load_u16(block));
+        break;
+    case TENSOR_BF16:
+        out[0] = bfloat_to_float(load_u16(block));
+        break;
+    case TENSOR_Q8_0:
+        for (int j = 0; j < 32; j++)
+            out[j] = half_to_float(load_u16(block)) * (float)(int8_t)block[2 + j];
+        break;
+    case TENSOR_Q4_0:
+        dequantise_nibbles(block + 2, half_to_float(load_u16(block)), 8, 0, out);
+        break;
+    case TENSOR_Q4_1:
+        dequantise_nibbles(block + 4, half_to_float(load_u16(block)), 0, half_to_float(load_u16(block + 2)), out);
+        break;
+    }
+}
+
+void tensor_dequantise_row(const struct tensor *tensor, uint32_t row, float *out) {
+    const struct tensor_format *format = tensor_format_find(tensor->type);
+    const uint8_t *block = (const uint8_t *)tensor->data + row * tensor_row_bytes(tensor->type, tensor->columns);
+    for (uint32_t column = 0; column < tensor->columns; column += format->block_values) {
+        dequantise_block(tensor->type, block, out + column);
+        block += format->block_bytes;
+    }
+}
