@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/clock.h"
 #include "engine/transformer.h"
 
 enum { BATCH_ROWS_DEFAULT = 512 };
@@ -320,10 +321,10 @@ int engine_sample(struct engine *engine, const uint32_t *rows, const struct samp
         const float *logits = transformer_logits(engine->transformer, rows + done, tile, 0, error);
         if (logits == NULL)
             return ERROR_MEMORY;
-        double start = transformer_clock();
+        double start = clock_seconds();
         engine->backend->operations->sample(
             engine->backend, logits, tile, engine->model->shape.vocabulary, params + done, results + done);
-        transformer_profile(engine->transformer)->seconds[PHASE_SAMPLE] += transformer_clock() - start;
+        transformer_profile(engine->transformer)->seconds[PHASE_SAMPLE] += clock_seconds() - start;
     }
     return 0;
 }

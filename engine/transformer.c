@@ -4,7 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "engine/clock.h"
 
 struct layer_weights {
     float *attn_norm; /* device [width] */
@@ -37,12 +38,6 @@ struct transformer {
     bool profiling;
     struct engine_profile profile;
 };
-
-double transformer_clock(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static const struct backend_operations *operations(const struct transformer *t) {
     return t->backend->operations;
@@ -199,14 +194,14 @@ void transformer_free(struct transformer *t) {
 
 /* Profiling: every operation is followed by one of these. */
 static double phase_start(struct transformer *t) {
-    return t->profiling ? transformer_clock() : 0;
+    return t->profiling ? clock_seconds() : 0;
 }
 
 static void phase_end(struct transformer *t, enum engine_phase phase, double start, double bytes) {
     if (!t->profiling)
         return;
     operations(t)->synchronize(t->backend);
-    t->profile.seconds[phase] += transformer_clock() - start;
+    t->profile.seconds[phase] += clock_seconds() - start;
     t->profile.bytes[phase] += bytes;
 }
 

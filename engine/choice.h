@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Requests inside the scheduler: a task is a request that was taken in, a choice one of its answers. A choice owns a
+ * sequence while it runs, the tokens it generated, and the text that comes of them; this module turns sampled tokens
+ * into outputs. scheduler.c decides when a choice runs.
+ *
+ * A choice's tokens are its prompt's followed by those it generated. `choice_total` counts them; those beyond the
+ * length of its sequence are still to be computed. One uncomputed token after at least one generated is a decode step,
+ * everything else is prefill; so a choice that lost its sequence (preemption) simply computes all tokens again.
+ */
+#ifndef ENGINE_CHOICE_H
+#define ENGINE_CHOICE_H
+
+#include "engine/scheduler.h"
+#include "engine/text_stream.h"
+
+enum choice_state {
+    CHOICE_FOLLOWING, /* waits for the prompt's first choice to compute the prompt */
+    CHOICE_WAITING,   /* queued or preempted: no sequence */
+    CHOICE_RUNNING,   /* has a sequence */
+    CHOICE_FINISHED,
+};
+
+struct choice {
+    struct task *task;
+    uint32_t number; /* prompt * n + i */
+    enum choice_state state;
+    struct sequence *sequence; /* NULL unless running */
+    struct token_list generated;
+    uint64_t admitted; /* number of its first admission, for preemption order; 0 before */
+    uint32_t cached_tokens;
+    bool looked_up; /* its prompt was counted in the prefix statistics */
+    double started_s;
+    double first_token_s;
+    /* Text and log-probabilities. */
+    struct text_stream *text;
+    char *pending; /* text taken from the stream and not published yet */
+    size_t pending_bytes;
+    size_t pending_capacity;
+    size_t code_points;            /* of all text taken from the stream */
+    struct sample_result *results; /* [results_count] of generated tokens, when log-probabilities are asked for */
+    size_t results_count;
+    size_t results_capacity;
+    size_t results_published;
+    uint32_t generated_published;
+    bool echo_published;
+    struct output_node *reserve; /* for the last output, which must never fail */
+    struct choice *next;         /* in the waiting queue */
+    struct choice *previous;
+};
+
+/* What is known of a prompt beside its tokens; filled only when echo or log-probabilities are asked for. */
+struct prompt_text {
+    char *text;
+    size_t bytes;
+    size_t code_points;
+    uint32_t *offsets;             /* [tokens] code points before each token */
+    struct sample_result *results; /* [tokens] of the prompt's tokens (entry 0 unused), with echo and logprobs */
+    uint32_t results_done;         /* entries [1, results_done] are filled */
+};
+
+struct task {
+    struct request *request;
+    const struct tokenizer *tokenizer;
+    struct choice *choices; /* [prompts_count * n] */
+    uint32_t choices_count;
+    uint32_t unfinished;
+    struct prompt_text *prompts; /* [prompts_count] */
+    bool started;
+    double submitted_s;
+    double started_s;
+    struct task *next;
+    struct task *previous;
+};
+
+/* NULL on failed allocation. The request is borrowed. */
+struct task *task_create(struct request *request, const struct tokenizer *tokenizer);
+void task_free(struct task *task); /* frees sequences that are left */
+
+const struct prompt *choice_prompt(const struct choice *choice);
+uint32_t choice_total(const struct choice *choice);
+uint32_t choice_remaining(const struct choice *choice); /* tokens to compute before the next can be sampled */
+bool choice_is_leader(const struct choice *choice);     /* computes its prompt for the others */
+bool choice_is_decoding(const struct choice *choice);
+
+/* Copies tokens [first, first + count) of the choice to out. */
+void choice_copy_tokens(const struct choice *choice, uint32_t first, uint32_t count, int32_t *out);
+
+/* True while the rows of the prompt must be asked for one by one (echo with log-probabilities). */
+bool choice_wants_prompt_rows(const struct choice *choice);
+/* Fills in params for the token after position `position` of the prompt: its log-probability is asked for. */
+void choice_prompt_params(const struct choice *choice, uint32_t position, struct sample_params *params);
+void choice_accept_prompt_result(struct choice *choice, uint32_t position, const struct sample_result *result);
+
+/* How to sample the choice's next token. banned: end tokens, used under ignore_eos. */
+void choice_sample_params(
+    const struct choice *choice, const int32_t *banned, uint32_t banned_count, struct sample_params *params);
+
+/* Takes a sampled token. Returns how the choice ends by it, FINISH_NONE when it goes on. tokens_max: of a sequence.
+ * ERROR_MEMORY (negative) on failed allocation. */
+int choice_accept_token(struct choice *choice, const struct sample_result *result, uint32_t tokens_max, double now);
+
+/* Outputs on their way to the submitter. */
+struct output_node {
+    struct output output;
+    struct output_node *next;
+};
+
+/* What became available of a running choice: NULL when there is nothing to publish yet, or when memory ran out (the
+ * text is kept for the next one). */
+struct output_node *choice_make_output(struct choice *choice, double now);
+/* Everything left, and how the choice ended; once a choice. Never NULL: when memory runs out it says FINISH_ERROR. */
+struct output_node *choice_make_last_output(
+    struct choice *choice, enum finish_reason finish, const struct error *error, double now);
+void output_node_free(struct output_node *node);
+
+#endif

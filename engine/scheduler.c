@@ -1,0 +1,786 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/scheduler.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/choice.h"
+#include "engine/clock.h"
+
+enum { MAX_SEQUENCES_DEFAULT = 256, MAX_WAITING_DEFAULT = 1024 };
+
+/* What other threads ask for, in the order they asked. */
+struct command {
+    struct task *submit;    /* a new task, or NULL */
+    struct request *cancel; /* a request to end, or NULL */
+    struct command *next;
+};
+
+/* One row whose hidden state is asked for, and what to do with the result. */
+struct wanted_row {
+    struct choice *choice;
+    bool of_prompt;
+    uint32_t position; /* of the prompt, when of_prompt */
+};
+
+struct scheduler {
+    struct engine *engine;
+    const struct tokenizer *tokenizer;
+    struct scheduler_options options;
+    pthread_t thread;
+    int32_t *end_tokens;
+    uint32_t end_tokens_count;
+
+    pthread_mutex_t mutex; /* guards everything up to the next comment */
+    pthread_cond_t changed;
+    struct command *commands;
+    struct command **commands_tail;
+    struct output_node *outputs;
+    struct output_node **outputs_tail;
+    uint32_t requests_waiting;   /* submitted and not started */
+    uint32_t commands_submitted; /* submitted and not taken by the engine thread */
+    struct scheduler_stats stats;
+    bool stopping;
+    bool joined;
+
+    /* The engine thread's own. */
+    struct task *tasks;
+    struct task *finished; /* to be freed at the end of the step */
+    struct choice *waiting_first, *waiting_last;
+    struct choice **running; /* in order of admission, at most max_sequences */
+    uint32_t running_count;
+    uint32_t waiting_count;
+    uint64_t admissions;
+    uint32_t heads;           /* layers * kv_heads: pages that a block of tokens takes */
+    struct batch_item *items; /* [batch_rows] */
+    struct choice **batched;  /* [batch_rows] the choice of each item */
+    uint32_t items_count;
+    int32_t *tokens; /* [batch_rows] of the batch */
+    uint32_t rows;
+    int32_t *scratch;          /* [tokens_max] a waiting choice's tokens */
+    struct wanted_row *wanted; /* grown as needed, as the next two */
+    uint32_t *wanted_rows;
+    struct sample_params *params;
+    struct sample_result *results;
+    size_t wanted_count, wanted_capacity;
+    struct scheduler_stats counters;       /* published to stats after each step */
+    struct output_node *made, **made_tail; /* outputs of this step */
+};
+
+/* ---- outputs ---- */
+
+static void add_output(struct scheduler *s, struct output_node *node) {
+    if (node == NULL)
+        return;
+    *s->made_tail = node;
+    s->made_tail = &node->next;
+}
+
+static void publish(struct scheduler *s) {
+    struct scheduler_stats *c = &s->counters;
+    c->requests_running = s->running_count;
+    c->requests_waiting = s->waiting_count;
+    c->pages_total = kv_cache_pages_total(engine_kv_cache(s->engine));
+    c->pages_free = kv_cache_pages_free(engine_kv_cache(s->engine));
+    c->kv_tokens_seen = 0;
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < s->running_count; i++) {
+        c->kv_tokens_seen += sequence_length(s->running[i]->sequence);
+        pages += kv_sequence_pages_held(sequence_kv(s->running[i]->sequence));
+    }
+    c->kv_bytes = pages * kv_cache_pool(engine_kv_cache(s->engine))->page_bytes;
+    pthread_mutex_lock(&s->mutex);
+    s->stats = *c;
+    bool wake = s->outputs == NULL && s->made != NULL;
+    if (s->made != NULL) {
+        *s->outputs_tail = s->made;
+        s->outputs_tail = s->made_tail;
+    }
+    pthread_mutex_unlock(&s->mutex);
+    s->made = NULL;
+    s->made_tail = &s->made;
+    if (wake && s->options.wake != NULL)
+        s->options.wake(s->options.wake_context);
+}
+
+/* ---- the waiting queue ---- */
+
+static void queue_unlink(struct scheduler *s, struct choice *choice) {
+    *(choice->previous ? &choice->previous->next : &s->waiting_first) = choice->next;
+    *(choice->next ? &choice->next->previous : &s->waiting_last) = choice->previous;
+    choice->next = choice->previous = NULL;
+    s->waiting_count--;
+}
+
+static void queue_push_back(struct scheduler *s, struct choice *choice) {
+    choice->state = CHOICE_WAITING;
+    choice->previous = s->waiting_last;
+    choice->next = NULL;
+    *(s->waiting_last ? &s->waiting_last->next : &s->waiting_first) = choice;
+    s->waiting_last = choice;
+    s->waiting_count++;
+}
+
+static void queue_push_front(struct scheduler *s, struct choice *choice) {
+    choice->state = CHOICE_WAITING;
+    choice->next = s->waiting_first;
+    choice->previous = NULL;
+    *(s->waiting_first ? &s->waiting_first->previous : &s->waiting_last) = choice;
+    s->waiting_first = choice;
+    s->waiting_count++;
+}
+
+/* ---- life of tasks and choices ---- */
+
+static void mark_started(struct scheduler *s, struct task *task, double now) {
+    if (task->started)
+        return;
+    task->started = true;
+    task->started_s = now;
+    pthread_mutex_lock(&s->mutex);
+    s->requests_waiting--;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static void task_unlink(struct scheduler *s, struct task *task) {
+    *(task->previous ? &task->previous->next : &s->tasks) = task->next;
+    if (task->next != NULL)
+        task->next->previous = task->previous;
+}
+
+/* Ends a choice in whatever state it is. With its last choice the task moves to the finished ones. */
+static void finish_choice(
+    struct scheduler *s, struct choice *choice, enum finish_reason finish, const struct error *error, double now) {
+    struct task *task = choice->task;
+    if (choice->state == CHOICE_WAITING)
+        queue_unlink(s, choice);
+    choice->state = CHOICE_FINISHED;
+    sequence_free(choice->sequence);
+    choice->sequence = NULL;
+    struct output_node *node = choice_make_last_output(choice, finish, error, now);
+    if (--task->unfinished == 0) {
+        node->output.last = true;
+        mark_started(s, task, now);
+        task_unlink(s, task);
+        task->next = s->finished;
+        s->finished = task;
+    }
+    add_output(s, node);
+}
+
+/* Drops choices that do not run any more from the running list. */
+static void sweep_running(struct scheduler *s) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < s->running_count; i++)
+        if (s->running[i]->state == CHOICE_RUNNING)
+            s->running[kept++] = s->running[i];
+    s->running_count = kept;
+}
+
+static void free_finished(struct scheduler *s) {
+    while (s->finished != NULL) {
+        struct task *task = s->finished;
+        s->finished = task->next;
+        task_free(task);
+    }
+}
+
+/* Ends every unfinished choice of a task. */
+static void finish_task(struct scheduler *s, struct task *task, enum finish_reason finish, const struct error *error) {
+    double now = clock_seconds();
+    for (uint32_t i = 0; i < task->choices_count; i++)
+        if (task->choices[i].state != CHOICE_FINISHED)
+            finish_choice(s, &task->choices[i], finish, error, now);
+    sweep_running(s);
+}
+
+static void take_task(struct scheduler *s, struct task *task) {
+    task->next = s->tasks;
+    task->previous = NULL;
+    if (s->tasks != NULL)
+        s->tasks->previous = task;
+    s->tasks = task;
+    for (uint32_t i = 0; i < task->choices_count; i++)
+        if (choice_is_leader(&task->choices[i]))
+            queue_push_back(s, &task->choices[i]);
+}
+
+static void cancel_request(struct scheduler *s, const struct request *request) {
+    for (struct task *task = s->tasks; task != NULL; task = task->next)
+        if (task->request == request) {
+            finish_task(s, task, FINISH_CANCELLED, NULL);
+            return;
+        }
+}
+
+/* ---- admission and preemption ---- */
+
+/* Pages that running choices will still take for what they have to compute and one block more. */
+static uint64_t pages_promised(const struct scheduler *s) {
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < s->running_count; i++)
+        pages += sequence_pages_needed(s->running[i]->sequence, choice_remaining(s->running[i])) + s->heads;
+    return pages;
+}
+
+static bool can_reuse_prefix(const struct choice *choice) {
+    return !choice_wants_prompt_rows(choice);
+}
+
+/* Whether the pages for all of a waiting choice's tokens are there, beside what running ones will take. */
+static bool choice_fits(struct scheduler *s, const struct choice *choice) {
+    uint32_t total = choice_total(choice), unheld = 0, matched = 0;
+    if (can_reuse_prefix(choice)) {
+        choice_copy_tokens(choice, 0, total, s->scratch);
+        matched = kv_cache_match_prefix(engine_kv_cache(s->engine), s->scratch, total, total - 1, &unheld);
+    }
+    uint64_t blocks = (total + KV_PAGE_SLOTS) / KV_PAGE_SLOTS - matched / KV_PAGE_SLOTS;
+    uint64_t needed = blocks * s->heads + unheld;
+    return needed + pages_promised(s) <= kv_cache_pages_free(engine_kv_cache(s->engine));
+}
+
+static int start_choice(struct scheduler *s, struct choice *choice) {
+    choice->sequence = sequence_create(s->engine);
+    if (choice->sequence == NULL)
+        return ERROR_MEMORY;
+    uint32_t total = choice_total(choice), reused = 0;
+    if (can_reuse_prefix(choice)) {
+        choice_copy_tokens(choice, 0, total, s->scratch);
+        reused = sequence_reuse_prefix(choice->sequence, s->scratch, total);
+    }
+    if (choice->looked_up || !choice_is_leader(choice))
+        return 0;
+    choice->looked_up = true;
+    choice->cached_tokens = reused;
+    s->counters.prefix_queries += total;
+    s->counters.prefix_hits += reused;
+    s->counters.prompt_tokens += total;
+    return 0;
+}
+
+static void set_running(struct scheduler *s, struct choice *choice) {
+    choice->state = CHOICE_RUNNING;
+    if (choice->admitted == 0)
+        choice->admitted = ++s->admissions;
+    /* Keeps the order of admission: a choice that was preempted goes back to its place. */
+    uint32_t at = s->running_count++;
+    for (; at > 0 && s->running[at - 1]->admitted > choice->admitted; at--)
+        s->running[at] = s->running[at - 1];
+    s->running[at] = choice;
+}
+
+/* A request that asks for nothing but its own prompt back needs no computing. */
+static bool needs_no_computing(const struct choice *choice) {
+    const struct request *request = choice->task->request;
+    return request->max_tokens == 0 && request->logprobs < 0;
+}
+
+static void finish_prompt(struct scheduler *s, struct choice *leader, double now) {
+    uint32_t n = leader->task->request->n;
+    struct choice *first = leader;
+    for (uint32_t i = 0; i < n; i++)
+        if (first[i].state != CHOICE_FINISHED)
+            finish_choice(s, &first[i], FINISH_LENGTH, NULL, now);
+}
+
+static void admit_waiting(struct scheduler *s) {
+    while (s->waiting_first != NULL && s->running_count < s->options.max_sequences) {
+        struct choice *choice = s->waiting_first;
+        struct task *task = choice->task;
+        double now = clock_seconds();
+        if (needs_no_computing(choice)) {
+            mark_started(s, task, now);
+            finish_prompt(s, choice, now);
+            continue;
+        }
+        if (s->running_count > 0 && !choice_fits(s, choice))
+            return;
+        queue_unlink(s, choice);
+        choice->state = CHOICE_RUNNING;
+        mark_started(s, task, now);
+        if (start_choice(s, choice) != 0) {
+            struct error error;
+            error_set(&error, ERROR_MEMORY, "no memory for a sequence");
+            finish_task(s, task, FINISH_ERROR, &error);
+            continue;
+        }
+        set_running(s, choice);
+    }
+}
+
+static void preempt(struct scheduler *s, struct choice *choice) {
+    sequence_free(choice->sequence);
+    choice->sequence = NULL;
+    queue_push_front(s, choice);
+    sweep_running(s);
+    s->counters.preemptions++;
+}
+
+/* ---- one step ---- */
+
+/* Puts count tokens of a running choice into the batch. */
+static void add_item(struct scheduler *s, struct choice *choice, uint32_t count) {
+    uint32_t first = sequence_length(choice->sequence);
+    bool completes = count == choice_remaining(choice);
+    struct batch_item *item = &s->items[s->items_count];
+    choice_copy_tokens(choice, first, count, s->tokens + s->rows);
+    *item = (struct batch_item){
+        .sequence = choice->sequence,
+        .tokens = s->tokens + s->rows,
+        .count = count,
+        .want = choice_wants_prompt_rows(choice) ? WANT_ALL
+                : completes                      ? WANT_LAST
+                                                 : WANT_NONE,
+    };
+    s->batched[s->items_count++] = choice;
+    s->rows += count;
+}
+
+static bool is_batched(const struct scheduler *s, const struct choice *choice) {
+    for (uint32_t i = s->items_count; i > 0; i--)
+        if (s->batched[i - 1] == choice)
+            return true;
+    return false;
+}
+
+/* Frees pages until `needed` more than `planned` are free, by preempting the choices admitted last, down to but not
+ * including `choice` and those in the batch. */
+static bool make_room(struct scheduler *s, const struct choice *choice, uint64_t planned, uint64_t needed) {
+    while (planned + needed > kv_cache_pages_free(engine_kv_cache(s->engine))) {
+        struct choice *victim = s->running[s->running_count - 1];
+        if (victim == choice || is_batched(s, victim))
+            return false;
+        preempt(s, victim);
+    }
+    return true;
+}
+
+/* A choice that finds no page although it is the last one admitted gives up its own. Alone it always fits. */
+static void give_way(struct scheduler *s, struct choice *choice) {
+    if (s->running_count > 1) {
+        preempt(s, choice);
+        return;
+    }
+    struct error error;
+    error_set(&error, ERROR_PAGES, "the KV cache is too small for this request");
+    finish_task(s, choice->task, FINISH_ERROR, &error);
+}
+
+/* Decoding choices first, one token each; then prompts in order of admission, in chunks. */
+static void build_batch(struct scheduler *s) {
+    uint32_t limit = engine_batch_rows(s->engine);
+    uint64_t planned = 0;
+    s->items_count = s->rows = 0;
+    for (uint32_t i = 0; i < s->running_count && s->rows < limit; i++) {
+        struct choice *choice = s->running[i];
+        if (!choice_is_decoding(choice))
+            continue;
+        uint32_t needed = sequence_pages_needed(choice->sequence, 1);
+        if (!make_room(s, choice, planned, needed)) {
+            give_way(s, choice);
+            break;
+        }
+        planned += needed;
+        add_item(s, choice, 1);
+    }
+    uint32_t budget = limit - s->rows;
+    if (s->items_count > 0 && budget > s->options.prefill_chunk)
+        budget = s->options.prefill_chunk;
+    for (uint32_t i = 0; i < s->running_count && budget > 0; i++) {
+        struct choice *choice = s->running[i];
+        if (choice_is_decoding(choice))
+            continue;
+        uint32_t remaining = choice_remaining(choice), count = remaining < budget ? remaining : budget;
+        uint32_t needed = sequence_pages_needed(choice->sequence, count);
+        if (!make_room(s, choice, planned, needed)) {
+            if (s->items_count == 0)
+                give_way(s, choice);
+            break;
+        }
+        planned += needed;
+        add_item(s, choice, count);
+        budget -= count;
+    }
+}
+
+/* Makes the arrays of wanted rows hold `count` entries. */
+static int reserve_wanted(struct scheduler *s, size_t count) {
+    if (count <= s->wanted_capacity)
+        return 0;
+    size_t capacity = 2 * count;
+    void *wanted = realloc(s->wanted, capacity * sizeof *s->wanted);
+    s->wanted = wanted ? wanted : s->wanted;
+    void *rows = realloc(s->wanted_rows, capacity * sizeof *s->wanted_rows);
+    s->wanted_rows = rows ? rows : s->wanted_rows;
+    void *params = realloc(s->params, capacity * sizeof *s->params);
+    s->params = params ? params : s->params;
+    void *results = realloc(s->results, capacity * sizeof *s->results);
+    s->results = results ? results : s->results;
+    if (wanted == NULL || rows == NULL || params == NULL || results == NULL)
+        return ERROR_MEMORY;
+    s->wanted_capacity = capacity;
+    return 0;
+}
+
+static void want_row(struct scheduler *s, struct choice *choice, uint32_t row) {
+    size_t at = s->wanted_count++;
+    s->wanted[at] = (struct wanted_row){.choice = choice};
+    s->wanted_rows[at] = row;
+    choice_sample_params(choice, s->end_tokens, s->end_tokens_count, &s->params[at]);
+}
+
+static void want_prompt_rows(struct scheduler *s, struct choice *choice, const struct batch_item *item) {
+    uint32_t first = sequence_length(choice->sequence) - item->count;
+    for (uint32_t i = 0; i < item->count && first + i + 1 < choice_prompt(choice)->count; i++) {
+        size_t at = s->wanted_count++;
+        s->wanted[at] = (struct wanted_row){.choice = choice, .of_prompt = true, .position = first + i};
+        s->wanted_rows[at] = item->first_row + i;
+        choice_prompt_params(choice, first + i, &s->params[at]);
+    }
+}
+
+/* The prompt is computed: its other choices become running forks, or wait where there is no place for them. */
+static void start_followers(struct scheduler *s, struct choice *leader, uint32_t row) {
+    uint32_t n = leader->task->request->n;
+    for (struct choice *c = leader + 1; c < leader + n; c++) {
+        if (c->state != CHOICE_FOLLOWING)
+            continue;
+        c->sequence = s->running_count < s->options.max_sequences ? sequence_fork(leader->sequence) : NULL;
+        if (c->sequence != NULL)
+            set_running(s, c);
+        else
+            queue_push_back(s, c);
+        want_row(s, c, row);
+    }
+}
+
+/* Lists the rows to sample after the forward pass. */
+static int collect_wanted(struct scheduler *s) {
+    size_t most = 0;
+    for (uint32_t i = 0; i < s->items_count; i++)
+        most += s->items[i].count + s->batched[i]->task->request->n;
+    if (reserve_wanted(s, most) != 0)
+        return ERROR_MEMORY;
+    s->wanted_count = 0;
+    for (uint32_t i = 0; i < s->items_count; i++) {
+        const struct batch_item *item = &s->items[i];
+        struct choice *choice = s->batched[i];
+        if (item->want == WANT_ALL)
+            want_prompt_rows(s, choice, item);
+        if (choice_remaining(choice) > 0)
+            continue;
+        uint32_t last_row = item->first_row + (item->want == WANT_ALL ? item->count - 1 : 0);
+        if (choice->task->request->max_tokens == 0)
+            continue;
+        want_row(s, choice, last_row);
+        if (choice_is_leader(choice))
+            start_followers(s, choice, last_row);
+    }
+    return 0;
+}
+
+static void deliver_token(struct scheduler *s, struct choice *choice, const struct sample_result *result, double now) {
+    int finish = choice_accept_token(choice, result, engine_tokens_max(s->engine), now);
+    s->counters.generated_tokens++;
+    struct error error;
+    if (finish < 0) {
+        error_set(&error, ERROR_MEMORY, "no memory for the answer");
+        finish = FINISH_ERROR;
+    }
+    if (finish == FINISH_NONE)
+        add_output(s, choice_make_output(choice, now));
+    else
+        finish_choice(s, choice, (enum finish_reason)finish, &error, now);
+}
+
+static void deliver_results(struct scheduler *s) {
+    double now = clock_seconds();
+    for (size_t i = 0; i < s->wanted_count; i++) {
+        struct choice *choice = s->wanted[i].choice;
+        if (s->wanted[i].of_prompt)
+            choice_accept_prompt_result(choice, s->wanted[i].position, &s->results[i]);
+        else
+            deliver_token(s, choice, &s->results[i], now);
+    }
+    /* Prompts of which nothing is to be generated are done once their rows are. */
+    for (uint32_t i = 0; i < s->items_count; i++) {
+        struct choice *choice = s->batched[i];
+        if (choice->state == CHOICE_RUNNING && choice->task->request->max_tokens == 0 && choice_remaining(choice) == 0)
+            finish_prompt(s, choice, now);
+    }
+}
+
+static void fail_batch(struct scheduler *s, const struct error *error) {
+    for (uint32_t i = 0; i < s->items_count; i++)
+        if (s->batched[i]->state != CHOICE_FINISHED)
+            finish_task(s, s->batched[i]->task, FINISH_ERROR, error);
+}
+
+static void run_step(struct scheduler *s) {
+    struct error error;
+    build_batch(s);
+    if (s->items_count == 0)
+        return;
+    s->counters.steps++;
+    if (engine_forward(s->engine, s->items, s->items_count, &error) != 0) {
+        fail_batch(s, &error);
+        return;
+    }
+    if (collect_wanted(s) != 0) {
+        error_set(&error, ERROR_MEMORY, "no memory to sample %u sequences", s->items_count);
+        fail_batch(s, &error);
+        return;
+    }
+    if (engine_sample(s->engine, s->wanted_rows, s->params, (uint32_t)s->wanted_count, s->results, &error) != 0) {
+        fail_batch(s, &error);
+        return;
+    }
+    deliver_results(s);
+    sweep_running(s);
+}
+
+/* ---- the engine thread ---- */
+
+/* Takes the commands; waits for one when there is nothing else to do. False when the scheduler is to stop. */
+static bool take_commands(struct scheduler *s, struct command **commands) {
+    bool idle = s->running_count == 0 && s->waiting_first == NULL;
+    pthread_mutex_lock(&s->mutex);
+    while (idle && s->commands == NULL && !s->stopping)
+        pthread_cond_wait(&s->changed, &s->mutex);
+    *commands = s->commands;
+    s->commands = NULL;
+    s->commands_tail = &s->commands;
+    s->commands_submitted = 0;
+    bool go_on = !s->stopping;
+    pthread_mutex_unlock(&s->mutex);
+    return go_on;
+}
+
+static void run_commands(struct scheduler *s, struct command *command) {
+    while (command != NULL) {
+        struct command *next = command->next;
+        if (command->submit != NULL)
+            take_task(s, command->submit);
+        else
+            cancel_request(s, command->cancel);
+        free(command);
+        command = next;
+    }
+}
+
+static void *engine_thread(void *context) {
+    struct scheduler *s = context;
+    struct command *commands;
+    while (take_commands(s, &commands)) {
+        run_commands(s, commands);
+        admit_waiting(s);
+        run_step(s);
+        free_finished(s);
+        publish(s);
+    }
+    run_commands(s, commands);
+    while (s->tasks != NULL)
+        finish_task(s, s->tasks, FINISH_CANCELLED, NULL);
+    free_finished(s);
+    publish(s);
+    return NULL;
+}
+
+/* ---- the interface ---- */
+
+static int list_end_tokens(struct scheduler *s) {
+    uint32_t vocabulary = tokenizer_vocabulary(s->tokenizer), count = 0;
+    for (uint32_t i = 0; i < vocabulary; i++)
+        count += tokenizer_is_end(s->tokenizer, (int32_t)i);
+    s->end_tokens = malloc((count + 1) * sizeof *s->end_tokens);
+    if (s->end_tokens == NULL)
+        return ERROR_MEMORY;
+    for (uint32_t i = 0; i < vocabulary; i++)
+        if (tokenizer_is_end(s->tokenizer, (int32_t)i))
+            s->end_tokens[s->end_tokens_count++] = (int32_t)i;
+    return 0;
+}
+
+static int allocate_arrays(struct scheduler *s) {
+    uint32_t rows = engine_batch_rows(s->engine);
+    s->running = malloc(s->options.max_sequences * sizeof *s->running);
+    s->items = malloc(rows * sizeof *s->items);
+    s->batched = malloc(rows * sizeof *s->batched);
+    s->tokens = malloc(rows * sizeof *s->tokens);
+    s->scratch = malloc(((size_t)engine_tokens_max(s->engine) + 1) * sizeof *s->scratch);
+    if (s->running == NULL || s->items == NULL || s->batched == NULL || s->tokens == NULL || s->scratch == NULL)
+        return ERROR_MEMORY;
+    return list_end_tokens(s);
+}
+
+static void set_defaults(struct scheduler_options *options, uint32_t batch_rows) {
+    if (options->max_sequences == 0)
+        options->max_sequences = MAX_SEQUENCES_DEFAULT;
+    if (options->max_sequences > batch_rows) /* each takes a row of every step */
+        options->max_sequences = batch_rows;
+    if (options->max_waiting == 0)
+        options->max_waiting = MAX_WAITING_DEFAULT;
+    if (options->prefill_chunk == 0 || options->prefill_chunk > batch_rows)
+        options->prefill_chunk = batch_rows;
+}
+
+static void free_memory(struct scheduler *s) {
+    free(s->running);
+    free(s->items);
+    free(s->batched);
+    free(s->tokens);
+    free(s->scratch);
+    free(s->wanted);
+    free(s->wanted_rows);
+    free(s->params);
+    free(s->results);
+    free(s->end_tokens);
+    pthread_mutex_destroy(&s->mutex);
+    pthread_cond_destroy(&s->changed);
+    free(s);
+}
+
+struct scheduler *scheduler_create(struct engine *engine, const struct tokenizer *tokenizer,
+    const struct scheduler_options *options, struct error *error) {
+    struct scheduler *s = calloc(1, sizeof *s);
+    if (s == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for the scheduler");
+        return NULL;
+    }
+    s->engine = engine;
+    s->tokenizer = tokenizer;
+    s->options = *options;
+    set_defaults(&s->options, engine_batch_rows(engine));
+    const struct model_shape *shape = &engine_model(engine)->shape;
+    s->heads = shape->layers * shape->kv_heads;
+    s->commands_tail = &s->commands;
+    s->outputs_tail = &s->outputs;
+    s->made_tail = &s->made;
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    if (allocate_arrays(s) != 0) {
+        error_set(error, ERROR_MEMORY, "no memory for the scheduler");
+        free_memory(s);
+        return NULL;
+    }
+    publish(s);
+    if (pthread_create(&s->thread, NULL, engine_thread, s) != 0) {
+        error_set(error, ERROR_IO, "the engine thread could not be started");
+        free_memory(s);
+        return NULL;
+    }
+    return s;
+}
+
+void scheduler_stop(struct scheduler *s) {
+    pthread_mutex_lock(&s->mutex);
+    s->stopping = true;
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+    if (!s->joined)
+        pthread_join(s->thread, NULL);
+    s->joined = true;
+}
+
+void scheduler_free(struct scheduler *s) {
+    if (s == NULL)
+        return;
+    scheduler_stop(s);
+    for (struct output_node *node = s->outputs, *next; node != NULL; node = next) {
+        next = node->next;
+        if (node->output.last)
+            request_free(node->output.request);
+        output_node_free(node);
+    }
+    free_memory(s);
+}
+
+static int check_request(const struct scheduler *s, const struct request *request, struct error *error) {
+    uint32_t most = engine_tokens_max(s->engine);
+    if (request->prompts_count == 0 || request->n == 0)
+        return error_set(error, ERROR_INVALID, "a request without a prompt");
+    for (uint32_t p = 0; p < request->prompts_count; p++) {
+        uint32_t count = request->prompts[p].count;
+        if (count == 0)
+            return error_set(error, ERROR_INVALID, "prompt %u is empty", p);
+        /* What is only echoed may fill the context; to generate, one place must be left. */
+        if (count > most || (count == most && request->max_tokens > 0))
+            return error_set(error, ERROR_CONTEXT,
+                "this model's maximum context length is %u tokens, but prompt %u has %u%s", most, p, count,
+                count == most ? " and leaves no room for the answer" : "");
+    }
+    return 0;
+}
+
+/* Queues a command; takes it over on success. */
+static int send_command(struct scheduler *s, struct command *command, struct error *error) {
+    int code = 0;
+    pthread_mutex_lock(&s->mutex);
+    if (s->stopping) {
+        code = error_set(error, ERROR_INVALID, "the scheduler is stopping");
+    } else if (command->submit != NULL && s->requests_waiting >= s->options.max_waiting) {
+        code = error_set(error, ERROR_PAGES, "the queue is full: %u requests are waiting", s->requests_waiting);
+    } else {
+        if (command->submit != NULL) {
+            s->requests_waiting++;
+            s->commands_submitted++;
+        }
+        *s->commands_tail = command;
+        s->commands_tail = &command->next;
+        pthread_cond_signal(&s->changed);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return code;
+}
+
+int scheduler_submit(struct scheduler *s, struct request *request, struct error *error) {
+    int code = check_request(s, request, error);
+    if (code != 0)
+        return code;
+    struct command *command = calloc(1, sizeof *command);
+    struct task *task = task_create(request, s->tokenizer);
+    if (command == NULL || task == NULL) {
+        code = error_set(error, ERROR_MEMORY, "no memory for the request");
+    } else {
+        task->submitted_s = clock_seconds();
+        command->submit = task;
+        code = send_command(s, command, error);
+    }
+    if (code != 0) {
+        task_free(task);
+        free(command);
+    }
+    return code;
+}
+
+void scheduler_cancel(struct scheduler *s, struct request *request) {
+    struct command *command = calloc(1, sizeof *command);
+    if (command == NULL)
+        return; /* the request runs to its end instead */
+    command->cancel = request;
+    if (send_command(s, command, NULL) != 0)
+        free(command);
+}
+
+size_t scheduler_poll(struct scheduler *s, scheduler_handle handle, void *context) {
+    pthread_mutex_lock(&s->mutex);
+    struct output_node *node = s->outputs;
+    s->outputs = NULL;
+    s->outputs_tail = &s->outputs;
+    pthread_mutex_unlock(&s->mutex);
+    size_t count = 0;
+    for (struct output_node *next; node != NULL; node = next, count++) {
+        next = node->next;
+        handle(context, &node->output);
+        output_node_free(node);
+    }
+    return count;
+}
+
+void scheduler_get_stats(struct scheduler *s, struct scheduler_stats *out) {
+    pthread_mutex_lock(&s->mutex);
+    *out = s->stats;
+    out->requests_waiting += s->commands_submitted;
+    pthread_mutex_unlock(&s->mutex);
+}
