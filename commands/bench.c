@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "commands/bench.h"
+
+#include "commands/bench_machine.h"
+#include "commands/bench_peer.h"
+#include "commands/bench_report.h"
+#include "commands/bench_work.h"
+#include "engine/cpu/threads.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct bench {
+    const struct config *config;
+    struct model *model;
+    struct engine *engine;
+    struct bench_peer *peer; /* NULL: none */
+    uint32_t threads;
+    double *own_seconds;  /* [pairs] */
+    double *peer_seconds; /* [pairs] */
+    struct bench_run *runs;
+    size_t runs_count;
+    struct bench_report report;
+};
+
+/* A piece of work that the engine and the peer can both do. */
+struct bench_case {
+    const char *work;
+    uint32_t batch;
+    uint32_t depth;
+    uint32_t steps;  /* calls of engine_forward in a run */
+    uint64_t tokens; /* computed in a run */
+    struct bench_decode decode;
+    int (*run_own)(struct bench *bench, struct bench_case *work, double *seconds, struct error *error);
+    int (*run_peer)(struct bench *bench, const struct bench_case *work, double *seconds, struct error *error);
+};
+
+static int prefill_own(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
+    return bench_prefill(bench->engine, work->depth, seconds, error);
+}
+
+static int prefill_peer(struct bench *bench, const struct bench_case *work, double *seconds, struct error *error) {
+    return bench_peer_prefill(bench->peer, work->depth, seconds, error);
+}
+
+static int decode_own(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
+    (void)bench;
+    return bench_decode_run(&work->decode, work->steps, seconds, error);
+}
+
+static int decode_peer(struct bench *bench, const struct bench_case *work, double *seconds, struct error *error) {
+    return bench_peer_decode(bench->peer, work->steps, work->depth, work->batch, seconds, error);
+}
+
+/* Bytes and phases of a step, from a run of its own: the profile's clock calls cost time. */
+static int profile_case(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
+    double seconds;
+    engine_profile_enable(bench->engine, true);
+    int code = work->run_own(bench, work, &seconds, error);
+    struct engine_profile profile = *engine_profile_get(bench->engine);
+    engine_profile_enable(bench->engine, false);
+    if (code != 0)
+        return code;
+    double steps = profile.steps > 0 ? (double)profile.steps : 1;
+    for (int i = 0; i < PHASE_COUNT; i++)
+        run->bytes_per_step += profile.bytes[i] / steps;
+    for (int i = 0; bench->config->profile && i < PHASE_COUNT; i++)
+        run->phases[run->phases_count++] = (struct bench_phase){.name = engine_phase_name((enum engine_phase)i),
+            .seconds = profile.seconds[i] / steps,
+            .bytes = profile.bytes[i] / steps};
+    return 0;
+}
+
+/* One run of each side; the order alternates, so that a drift of the machine meets both. */
+static int run_pair(struct bench *bench, struct bench_case *work, uint32_t pair, struct error *error) {
+    int code = 0;
+    if (bench->peer != NULL && pair % 2 == 1)
+        code = work->run_peer(bench, work, &bench->peer_seconds[pair], error);
+    if (code == 0)
+        code = work->run_own(bench, work, &bench->own_seconds[pair], error);
+    if (code == 0 && bench->peer != NULL && pair % 2 == 0)
+        code = work->run_peer(bench, work, &bench->peer_seconds[pair], error);
+    return code;
+}
+
+static int measure_case(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
+    uint32_t pairs = bench->config->pairs;
+    int code = run_pair(bench, work, 0, error); /* warms both up */
+    if (code == 0)
+        code = profile_case(bench, work, run, error);
+    for (uint32_t pair = 0; pair < pairs && code == 0; pair++)
+        code = run_pair(bench, work, pair, error);
+    if (code != 0)
+        return code;
+    if (bench->peer != NULL) {
+        run->ratio = bench_pair_ratio(bench->own_seconds, bench->peer_seconds, pairs);
+        run->peer_tokens_per_second = (double)work->tokens / bench_median(bench->peer_seconds, pairs);
+    }
+    double seconds = bench_median(bench->own_seconds, pairs);
+    run->tokens_per_second = (double)work->tokens / seconds;
+    run->step_ms = seconds * 1e3 / work->steps;
+    run->read_bandwidth_fraction =
+        bench_read_seconds((uint64_t)run->bytes_per_step, bench->threads) * work->steps / seconds;
+    return 0;
+}
+
+static struct bench_run *add_run(struct bench *bench, const char *work, uint32_t batch, uint32_t depth) {
+    struct bench_run *run = &bench->runs[bench->runs_count++];
+    *run = (struct bench_run){.work = work, .batch = batch, .depth = depth, .kv_policy = "full", .kv_ratio = 1};
+    return run;
+}
+
+/* Says which work it was that failed. */
+static int name_work(const struct bench_case *work, int code, struct error *error) {
+    struct error cause = *error;
+    if (code == 0)
+        return 0;
+    return error_set(error, code, "%s batch %u depth %u: %.400s%s", work->work, work->batch, work->depth, cause.message,
+        code == ERROR_PAGES || code == ERROR_CONTEXT ? " (--kv-memory sets the pages, --context the limit)" : "");
+}
+
+static int bench_prefill_case(struct bench *bench, struct error *error) {
+    uint32_t tokens = bench->config->prefill, rows = engine_batch_rows(bench->engine);
+    struct bench_case work = {.work = "prefill",
+        .batch = 1,
+        .depth = tokens,
+        .steps = (tokens + rows - 1) / rows,
+        .tokens = tokens,
+        .run_own = prefill_own,
+        .run_peer = prefill_peer};
+    return name_work(&work, measure_case(bench, &work, add_run(bench, "prefill", 1, tokens), error), error);
+}
+
+static int bench_decode_case(struct bench *bench, uint32_t batch, uint32_t depth, struct error *error) {
+    uint32_t steps = bench->config->decode;
+    struct bench_case work = {.work = "decode",
+        .batch = batch,
+        .depth = depth,
+        .steps = steps,
+        .tokens = (uint64_t)steps * batch,
+        .run_own = decode_own,
+        .run_peer = decode_peer};
+    int code = bench_decode_prepare(&work.decode, bench->engine, batch, depth, error);
+    if (code == 0)
+        code = measure_case(bench, &work, add_run(bench, "decode", batch, depth), error);
+    bench_decode_free(&work.decode);
+    return name_work(&work, code, error);
+}
+
+/* The list options were checked by the configuration: whole numbers that fit. */
+static uint32_t list_number(const struct string_list *list, size_t i) {
+    return (uint32_t)strtoul(list->items[i], NULL, 10);
+}
+
+static int bench_decode_cases(struct bench *bench, struct error *error) {
+    const struct config *config = bench->config;
+    int code = 0;
+    for (size_t b = 0; b < config->batch.count && code == 0; b++)
+        for (size_t d = 0; d < config->depth.count && code == 0; d++)
+            code = bench_decode_case(bench, list_number(&config->batch, b), list_number(&config->depth, d), error);
+    return code;
+}
+
+enum { TIMES_TOTAL, TIMES_QUEUED, TIMES_PREFILL, TIMES_CANCEL, TIMES_COUNT };
+
+/* Medians over `pairs` requests of one kind: out [TIMES_COUNT]. */
+static int measure_requests(struct bench *bench, struct bench_server *server, uint32_t tokens, bool admission,
+    double *out, struct error *error) {
+    uint32_t pairs = bench->config->pairs;
+    struct bench_request_times times;
+    double *all = calloc((size_t)TIMES_COUNT * pairs, sizeof *all);
+    if (all == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for %u times", pairs);
+    int code = 0;
+    for (uint32_t i = 0; i <= pairs && code == 0; i++) { /* the first one warms up and is overwritten */
+        uint32_t at = i > 0 ? i - 1 : 0;
+        code = admission ? bench_admission(server, &times, error) : bench_first_token(server, tokens, &times, error);
+        all[TIMES_TOTAL * pairs + at] = times.total;
+        all[TIMES_QUEUED * pairs + at] = times.queued;
+        all[TIMES_PREFILL * pairs + at] = times.prefill;
+        all[TIMES_CANCEL * pairs + at] = times.cancel;
+    }
+    for (int i = 0; i < TIMES_COUNT; i++)
+        out[i] = bench_median(all + (size_t)i * pairs, pairs);
+    free(all);
+    return code;
+}
+
+static void add_request_run(
+    struct bench *bench, const char *work, uint32_t tokens, uint32_t counted, bool cancel, const double *times) {
+    struct bench_run *run = add_run(bench, work, 1, tokens);
+    run->step_ms = times[TIMES_TOTAL] * 1e3;
+    run->tokens_per_second = counted / times[TIMES_TOTAL];
+    run->phases[run->phases_count++] = (struct bench_phase){"queued", times[TIMES_QUEUED], -1};
+    run->phases[run->phases_count++] = (struct bench_phase){"prefill", times[TIMES_PREFILL], -1};
+    if (cancel)
+        run->phases[run->phases_count++] = (struct bench_phase){"cancel", times[TIMES_CANCEL], -1};
+}
+
+static int bench_request_cases(struct bench *bench, struct error *error) {
+    double times[TIMES_COUNT];
+    uint32_t tokens = bench->config->prefill;
+    struct bench_server *server = bench_server_start(bench->engine, error);
+    if (server == NULL)
+        return error->code;
+    int code = measure_requests(bench, server, tokens, false, times, error);
+    if (code == 0) {
+        add_request_run(bench, "first_token", tokens, tokens, false, times);
+        code = measure_requests(bench, server, 1, true, times, error);
+    }
+    if (code == 0)
+        add_request_run(bench, "admission", 1, 1, true, times);
+    bench_server_stop(server);
+    return code;
+}
+
+static enum kv_format kv_format_of(const char *name) {
+    return strcmp(name, "f32") == 0 ? KV_F32 : strcmp(name, "bf16") == 0 ? KV_BF16 : KV_F16;
+}
+
+static int open_engine(struct bench *bench, struct error *error) {
+    const struct config *config = bench->config;
+    struct engine_options options = {
+        .backend = {.cpu_features = config->cpu_features, .threads = config->threads},
+        .kv_bytes = config->kv_memory,
+        .kv_format = kv_format_of(config->kv_format),
+        .batch_rows = config->batch_tokens,
+        .context = config->context,
+        .exact = strcmp(config->precision, "f32") == 0,
+        .prefix_sharing = config->prefix_sharing,
+    };
+    bench->model = model_open(config->model, error);
+    if (bench->model == NULL)
+        return error->code;
+    bench->engine = engine_open(bench->model, &options, error);
+    return bench->engine == NULL ? error->code : 0;
+}
+
+/* The peer starts before the engine does, so that it inherits nothing of the engine's threads. */
+static int start_peer(struct bench *bench, struct error *error) {
+    const struct config *config = bench->config;
+    if (config->peer == NULL || config->peer[0] == '\0')
+        return 0;
+    if (strcmp(config->peer, "llama-cpp-python") != 0)
+        return error_set(error, ERROR_INVALID, "no peer '%s', there is: llama-cpp-python", config->peer);
+    struct bench_peer_options options = {
+        .python = config->peer_python, .script = BENCH_PEER_SCRIPT, .model = config->model, .threads = bench->threads};
+    bench->peer = bench_peer_start(&options, error);
+    return bench->peer == NULL ? error->code : 0;
+}
+
+static int open_bench(struct bench *bench, const struct config *config, struct error *error) {
+    bench->config = config;
+    bench->threads = config->threads != 0 ? config->threads : thread_count_available();
+    size_t runs = 3 + config->batch.count * config->depth.count;
+    bench->runs = calloc(runs, sizeof *bench->runs);
+    bench->own_seconds = calloc(config->pairs, sizeof *bench->own_seconds);
+    bench->peer_seconds = calloc(config->pairs, sizeof *bench->peer_seconds);
+    if (bench->runs == NULL || bench->own_seconds == NULL || bench->peer_seconds == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for %zu runs of %u pairs", runs, config->pairs);
+    int code = start_peer(bench, error);
+    return code != 0 ? code : open_engine(bench, error);
+}
+
+static void close_bench(struct bench *bench) {
+    engine_close(bench->engine);
+    model_free(bench->model);
+    bench_peer_stop(bench->peer);
+    free(bench->runs);
+    free(bench->own_seconds);
+    free(bench->peer_seconds);
+}
+
+static void describe(struct bench *bench) {
+    struct bench_report *report = &bench->report;
+    struct bench_machine *machine = &report->machine;
+    report->resident_bytes = bench_resident_bytes();
+    bench_machine_describe(machine);
+    machine->threads = bench->threads;
+    snprintf(machine->backend, sizeof machine->backend, "%s", engine_describe(bench->engine));
+    if (bench->peer != NULL)
+        snprintf(machine->peer, sizeof machine->peer, "%s", bench_peer_description(bench->peer));
+}
+
+static int print_report(struct bench *bench, struct error *error) {
+    bench->report.runs = bench->runs;
+    bench->report.runs_count = bench->runs_count;
+    if (!bench->config->json) {
+        bench_report_table(&bench->report, stdout);
+    } else {
+        char *text = bench_report_json(&bench->report);
+        if (text == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory for the report");
+        puts(text);
+        free(text);
+    }
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return error_set(error, ERROR_IO, "cannot write the report: %s", strerror(errno));
+    return 0;
+}
+
+int command_bench(const struct config *config) {
+    struct bench bench = {0};
+    struct error error = {0};
+    int code = open_bench(&bench, config, &error);
+    if (code == 0) {
+        describe(&bench);
+        code = bench_prefill_case(&bench, &error);
+    }
+    if (code == 0)
+        code = bench_decode_cases(&bench, &error);
+    if (code == 0)
+        code = bench_request_cases(&bench, &error);
+    if (code == 0)
+        code = print_report(&bench, &error);
+    if (code != 0)
+        fprintf(stderr, "distillcache bench: %s\n", error.message);
+    close_bench(&bench);
+    return code == 0 ? 0 : 1;
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "commands/bench_report.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *values, size_t count) {
+    qsort(values, count, sizeof *values, compare_doubles);
+    return count % 2 == 1 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+double bench_pair_ratio(const double *own, const double *peer, size_t count) {
+    double *ratios = malloc(count * sizeof *ratios);
+    if (ratios == NULL)
+        return 0;
+    for (size_t i = 0; i < count; i++)
+        ratios[i] = peer[i] / own[i];
+    double median = bench_median(ratios, count);
+    free(ratios);
+    return median;
+}
+
+/* The json_object_set_new calls below take NULL (a failed allocation, or text that is not UTF-8) and answer -1; the
+ * answers are summed up, so that one check at the end covers all. */
+static json_t *phases_json(const struct bench_run *run) {
+    int failed = 0;
+    json_t *phases = json_object();
+    for (uint32_t i = 0; i < run->phases_count; i++) {
+        const struct bench_phase *phase = &run->phases[i];
+        json_t *entry = json_object();
+        failed |= json_object_set_new(entry, "seconds", json_real(phase->seconds));
+        if (phase->bytes >= 0)
+            failed |= json_object_set_new(entry, "bytes", json_integer((json_int_t)(phase->bytes + 0.5)));
+        failed |= json_object_set_new(phases, phase->name, entry);
+    }
+    if (failed != 0) {
+        json_decref(phases);
+        return NULL;
+    }
+    return phases;
+}
+
+static json_t *run_json(const struct bench_run *run) {
+    json_t *object = json_object();
+    int failed = json_object_set_new(object, "work", json_string(run->work));
+    failed |= json_object_set_new(object, "batch", json_integer(run->batch));
+    failed |= json_object_set_new(object, "depth", json_integer(run->depth));
+    failed |= json_object_set_new(object, "kv_policy", json_string(run->kv_policy));
+    failed |= json_object_set_new(object, "kv_ratio", json_real(run->kv_ratio));
+    failed |= json_object_set_new(object, "tokens_per_second", json_real(run->tokens_per_second));
+    failed |= json_object_set_new(object, "step_ms", json_real(run->step_ms));
+    if (run->phases_count > 0)
+        failed |= json_object_set_new(object, "phases", phases_json(run));
+    if (run->bytes_per_step > 0)
+        failed |= json_object_set_new(object, "bytes_per_step", json_integer((json_int_t)(run->bytes_per_step + 0.5)));
+    if (run->read_bandwidth_fraction > 0)
+        failed |= json_object_set_new(object, "read_bandwidth_fraction", json_real(run->read_bandwidth_fraction));
+    if (run->ratio > 0) {
+        failed |= json_object_set_new(object, "peer_tokens_per_second", json_real(run->peer_tokens_per_second));
+        failed |= json_object_set_new(object, "ratio", json_real(run->ratio));
+    }
+    if (failed != 0) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
+}
+
+/* Text from the system and from the peer need not be UTF-8. */
+static json_t *text_json(const char *text) {
+    json_t *value = json_string(text);
+    return value != NULL ? value : json_string("(not UTF-8)");
+}
+
+static json_t *machine_json(const struct bench_machine *machine) {
+    json_t *object = json_object();
+    int failed = json_object_set_new(object, "cpu", text_json(machine->cpu));
+    failed |= json_object_set_new(object, "cores", json_integer(machine->cores));
+    failed |= json_object_set_new(object, "features", text_json(machine->features));
+    failed |= json_object_set_new(object, "memory_bytes", json_integer((json_int_t)machine->memory_bytes));
+    failed |= json_object_set_new(object, "os", text_json(machine->os));
+    failed |= json_object_set_new(object, "compiler", text_json(machine->compiler));
+    failed |= json_object_set_new(object, "backend", text_json(machine->backend));
+    failed |= json_object_set_new(object, "threads", json_integer(machine->threads));
+    if (machine->peer[0] != '\0')
+        failed |= json_object_set_new(object, "peer", text_json(machine->peer));
+    if (failed != 0) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
+}
+
+char *bench_report_json(const struct bench_report *report) {
+    char *text = NULL;
+    json_t *document = json_object();
+    json_t *runs = json_array();
+    int failed = json_object_set(document, "runs", runs);
+    for (size_t i = 0; i < report->runs_count; i++)
+        failed |= json_array_append_new(runs, run_json(&report->runs[i]));
+    failed |= json_object_set_new(document, "machine", machine_json(&report->machine));
+    failed |= json_object_set_new(document, "resident_bytes", json_integer((json_int_t)report->resident_bytes));
+    if (failed == 0)
+        text = json_dumps(document, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_decref(runs);
+    json_decref(document);
+    return text;
+}
+
+static void print_phases(const struct bench_run *run, FILE *out) {
+    for (uint32_t i = 0; i < run->phases_count; i++) {
+        const struct bench_phase *phase = &run->phases[i];
+        fprintf(out, "    %-14s %9.3f ms", phase->name, phase->seconds * 1e3);
+        if (run->step_ms > 0)
+            fprintf(out, " %5.1f %%", phase->seconds * 1e5 / run->step_ms);
+        if (phase->bytes > 0)
+            fprintf(out, " %9.2f MB", phase->bytes / 1e6);
+        fputc('\n', out);
+    }
+}
+
+static void print_number(FILE *out, int width, int digits, double value) {
+    if (value > 0)
+        fprintf(out, " %*.*f", width, digits, value);
+    else
+        fprintf(out, " %*s", width, "-");
+}
+
+void bench_report_table(const struct bench_report *report, FILE *out) {
+    const struct bench_machine *machine = &report->machine;
+    fprintf(out, "%s, %u cores, %.1f GB memory; %s\n%s; %s\nresident %.1f MB\n", machine->cpu, machine->cores,
+        (double)machine->memory_bytes / 1e9, machine->features, machine->os, machine->backend,
+        (double)report->resident_bytes / 1e6);
+    if (machine->peer[0] != '\0')
+        fprintf(out, "peer: %s\n", machine->peer);
+    fprintf(out, "%-12s %5s %6s %10s %9s %9s %7s %10s %6s\n", "work", "batch", "depth", "tokens/s", "step ms",
+        "MB/step", "of read", "peer tok/s", "ratio");
+    for (size_t i = 0; i < report->runs_count; i++) {
+        const struct bench_run *run = &report->runs[i];
+        fprintf(out, "%-12s %5u %6u", run->work, run->batch, run->depth);
+        print_number(out, 10, 1, run->tokens_per_second);
+        print_number(out, 9, 3, run->step_ms);
+        print_number(out, 9, 2, run->bytes_per_step / 1e6);
+        print_number(out, 7, 3, run->read_bandwidth_fraction);
+        print_number(out, 10, 1, run->peer_tokens_per_second);
+        print_number(out, 6, 3, run->ratio);
+        fputc('\n', out);
+        print_phases(run, out);
+    }
+}

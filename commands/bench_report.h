@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What `distillcache bench` found, as JSON and as a table. Pure: no clock, no engine.
+ *
+ * The JSON (DESIGN, section 10):
+ *   {"runs": [{"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second", "step_ms", "phases",
+ *              "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"}],
+ *    "machine": {...}, "resident_bytes"}
+ * What a run did not measure is absent.
+ */
+#ifndef COMMANDS_BENCH_REPORT_H
+#define COMMANDS_BENCH_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { BENCH_PHASES_MAX = 16 };
+
+struct bench_phase {
+    const char *name; /* borrowed, lives as long as the report */
+    double seconds;   /* a step */
+    double bytes;     /* read a step; negative: not known */
+};
+
+struct bench_run {
+    const char *work; /* "prefill", "decode", "first_token", "admission" */
+    uint32_t batch;   /* sequences at once */
+    uint32_t depth;   /* decode: cached tokens of each sequence before the first step; else tokens of the prompt */
+    const char *kv_policy;
+    double kv_ratio;
+    double tokens_per_second; /* of all sequences together */
+    double step_ms;           /* decode and prefill: of one engine_forward with its sampling; else of one request */
+    struct bench_phase phases[BENCH_PHASES_MAX];
+    uint32_t phases_count;
+    double bytes_per_step;          /* 0: not measured */
+    double read_bandwidth_fraction; /* 0: not measured */
+    double peer_tokens_per_second;  /* 0: no peer */
+    double ratio;                   /* median over the pairs of peer seconds / own seconds; 0: no peer */
+};
+
+struct bench_machine {
+    char cpu[128];
+    char features[256]; /* instruction sets that matter here, separated by blanks */
+    uint32_t cores;     /* that this process may use */
+    uint64_t memory_bytes;
+    char os[256];
+    char compiler[128];
+    char backend[160]; /* engine_describe: backend, tier, threads */
+    uint32_t threads;
+    char peer[512]; /* what the peer says of itself; empty: no peer */
+};
+
+struct bench_report {
+    const struct bench_run *runs;
+    size_t runs_count;
+    struct bench_machine machine;
+    uint64_t resident_bytes; /* of the process after the model was loaded */
+};
+
+/* Median; sorts values [count] in place; the mean of the middle two for an even count. count >= 1. */
+double bench_median(double *values, size_t count);
+
+/* Median of peer[i] / own[i] over the pairs: how many times faster we are. seconds > 0, count >= 1. 0 on failed
+ * allocation. */
+double bench_pair_ratio(const double *own, const double *peer, size_t count);
+
+/* The document as text, to be freed; NULL on failed allocation. */
+char *bench_report_json(const struct bench_report *report);
+
+void bench_report_table(const struct bench_report *report, FILE *out);
+
+#endif

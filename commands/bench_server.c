@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The part of bench_work.h that goes through the scheduler. */
+#include "commands/bench_work.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct bench_server {
+    struct tokenizer *tokenizer;
+    struct scheduler *scheduler;
+    uint32_t vocabulary;
+    uint32_t prompts_made;
+    pthread_mutex_t lock;
+    pthread_cond_t wakened;
+    bool outputs_ready;
+};
+
+/* What is waited for, filled by handle_output. */
+struct wait {
+    bool first;     /* the first token is there, or there will be none */
+    bool last;      /* the request is ours again */
+    double last_at; /* bench_clock at delivery */
+    double queued;
+    double prefill;
+    enum finish_reason finish;
+    struct error error;
+};
+
+static void wake(void *context) {
+    struct bench_server *server = context;
+    pthread_mutex_lock(&server->lock);
+    server->outputs_ready = true;
+    pthread_cond_signal(&server->wakened);
+    pthread_mutex_unlock(&server->lock);
+}
+
+struct bench_server *bench_server_start(struct engine *engine, struct error *error) {
+    struct bench_server *server = calloc(1, sizeof *server);
+    if (server == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for the scheduler");
+        return NULL;
+    }
+    pthread_mutex_init(&server->lock, NULL);
+    pthread_cond_init(&server->wakened, NULL);
+    server->vocabulary = engine_model(engine)->shape.vocabulary;
+    server->tokenizer = tokenizer_create(engine_model(engine)->file, error);
+    struct scheduler_options options = {.wake = wake, .wake_context = server};
+    if (server->tokenizer != NULL)
+        server->scheduler = scheduler_create(engine, server->tokenizer, &options, error);
+    if (server->scheduler == NULL) {
+        bench_server_stop(server);
+        return NULL;
+    }
+    return server;
+}
+
+void bench_server_stop(struct bench_server *server) {
+    if (server == NULL)
+        return;
+    if (server->scheduler != NULL)
+        scheduler_free(server->scheduler);
+    tokenizer_free(server->tokenizer);
+    pthread_cond_destroy(&server->wakened);
+    pthread_mutex_destroy(&server->lock);
+    free(server);
+}
+
+static void handle_output(void *context, const struct output *output) {
+    (void)context;
+    struct wait *wait = output->request->user;
+    if (output->generated > 0 || output->last)
+        wait->first = true;
+    if (output->finish != FINISH_NONE) {
+        wait->finish = output->finish;
+        wait->error = output->error;
+        wait->queued = output->queued_s;
+        wait->prefill = output->prefill_s;
+    }
+    if (output->last) {
+        wait->last = true;
+        wait->last_at = bench_clock();
+    }
+}
+
+/* Delivers outputs until *flag is set. */
+static void wait_until(struct bench_server *server, const bool *flag) {
+    while (!*flag) {
+        pthread_mutex_lock(&server->lock);
+        while (!server->outputs_ready)
+            pthread_cond_wait(&server->wakened, &server->lock);
+        server->outputs_ready = false;
+        pthread_mutex_unlock(&server->lock);
+        scheduler_poll(server->scheduler, handle_output, NULL);
+    }
+}
+
+static struct request *make_request(struct bench_server *server, uint32_t tokens, uint32_t max_tokens) {
+    struct request *request = request_create();
+    if (request == NULL)
+        return NULL;
+    request->prompts = calloc(1, sizeof *request->prompts);
+    if (request->prompts != NULL) {
+        request->prompts_count = 1;
+        request->prompts[0].tokens = malloc(tokens * sizeof *request->prompts[0].tokens);
+    }
+    if (request->prompts == NULL || request->prompts[0].tokens == NULL) {
+        request_free(request);
+        return NULL;
+    }
+    /* The first token differs from prompt to prompt and the stride from that of bench_work.c: no prefix is shared. */
+    uint64_t first = 1000 + server->prompts_made++;
+    for (uint32_t i = 0; i < tokens; i++)
+        request->prompts[0].tokens[i] = (int32_t)((first + 11 * (uint64_t)i) % server->vocabulary);
+    request->prompts[0].count = tokens;
+    strcpy(request->id, "bench");
+    request->n = 1;
+    request->max_tokens = max_tokens;
+    request->sampling = (struct sample_params){.temperature = 0, .top_p = 1, .forced = -1};
+    request->ignore_eos = true;
+    request->stream = true;
+    request->logprobs = -1;
+    return request;
+}
+
+/* Runs one request to its end; cancelled at its first token when asked. times->cancel is filled then, else the rest. */
+static int run_request(struct bench_server *server, uint32_t tokens, uint32_t max_tokens, bool cancel,
+    struct bench_request_times *times, struct error *error) {
+    struct wait wait = {0};
+    struct request *request = make_request(server, tokens, max_tokens);
+    if (request == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a request of %u tokens", tokens);
+    request->user = &wait;
+    double start = bench_clock();
+    int code = scheduler_submit(server->scheduler, request, error);
+    if (code != 0) {
+        request_free(request);
+        return code;
+    }
+    if (cancel) {
+        wait_until(server, &wait.first);
+        double cancelled = bench_clock();
+        scheduler_cancel(server->scheduler, request);
+        wait_until(server, &wait.last);
+        times->cancel = wait.last_at - cancelled;
+    } else {
+        wait_until(server, &wait.last);
+        times->total = wait.last_at - start;
+        times->queued = wait.queued;
+        times->prefill = wait.prefill;
+    }
+    request_free(request);
+    if (wait.finish == FINISH_ERROR)
+        return error_set(error, wait.error.code, "%s", wait.error.message);
+    return 0;
+}
+
+int bench_first_token(
+    struct bench_server *server, uint32_t tokens, struct bench_request_times *times, struct error *error) {
+    *times = (struct bench_request_times){0};
+    return run_request(server, tokens, 1, false, times, error);
+}
+
+int bench_admission(struct bench_server *server, struct bench_request_times *times, struct error *error) {
+    enum { LONG_ENOUGH = 256 };
+    *times = (struct bench_request_times){0};
+    int code = run_request(server, 1, 1, false, times, error);
+    if (code == 0)
+        code = run_request(server, 1, LONG_ENOUGH, true, times, error);
+    return code;
+}

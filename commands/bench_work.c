@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "commands/bench_work.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+double bench_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Token `position` of sequence `sequence`: no two sequences begin alike. */
+static int32_t fixed_token(const struct engine *engine, uint32_t sequence, uint32_t position) {
+    uint64_t mixed = 1000 + 7 * (uint64_t)position + 131 * (uint64_t)sequence;
+    return (int32_t)(mixed % engine_model(engine)->shape.vocabulary);
+}
+
+/* Appends `tokens` fixed tokens; the hidden row of the last one is asked for on demand. */
+static int fill(struct engine *engine, struct sequence *sequence, uint32_t number, uint32_t tokens, bool want_last,
+    struct error *error) {
+    int code = 0;
+    uint32_t rows_max = engine_batch_rows(engine);
+    int32_t *ids = malloc(rows_max * sizeof *ids);
+    if (ids == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for %u tokens", rows_max);
+    for (uint32_t done = 0; done < tokens && code == 0;) {
+        uint32_t count = tokens - done < rows_max ? tokens - done : rows_max;
+        for (uint32_t i = 0; i < count; i++)
+            ids[i] = fixed_token(engine, number, done + i);
+        done += count;
+        struct batch_item item = {.sequence = sequence,
+            .tokens = ids,
+            .count = count,
+            .want = want_last && done == tokens ? WANT_LAST : WANT_NONE};
+        code = engine_forward(engine, &item, 1, error);
+    }
+    free(ids);
+    return code;
+}
+
+static const struct sample_params greedy = {.temperature = 0, .top_p = 1, .forced = -1};
+
+int bench_prefill(struct engine *engine, uint32_t tokens, double *seconds, struct error *error) {
+    struct sequence *sequence = sequence_create(engine);
+    if (sequence == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a sequence");
+    uint32_t row = 0;
+    struct sample_result result;
+    double start = bench_clock();
+    int code = fill(engine, sequence, 0, tokens, true, error);
+    if (code == 0)
+        code = engine_sample(engine, &row, &greedy, 1, &result, error);
+    *seconds = bench_clock() - start;
+    sequence_free(sequence);
+    return code;
+}
+
+int bench_decode_prepare(
+    struct bench_decode *work, struct engine *engine, uint32_t batch, uint32_t depth, struct error *error) {
+    *work = (struct bench_decode){.engine = engine, .batch = batch, .depth = depth};
+    if (batch > engine_batch_rows(engine))
+        return error_set(error, ERROR_INVALID, "batch %u is over the %u rows of a step (--batch-tokens)", batch,
+            engine_batch_rows(engine));
+    work->filled = calloc(batch, sizeof *work->filled);
+    if (work->filled == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for %u sequences", batch);
+    for (uint32_t i = 0; i < batch; i++) {
+        work->filled[i] = sequence_create(engine);
+        if (work->filled[i] == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory for sequence %u of %u", i + 1, batch);
+        int code = fill(engine, work->filled[i], i, depth, false, error);
+        if (code != 0)
+            return code;
+    }
+    return 0;
+}
+
+void bench_decode_free(struct bench_decode *work) {
+    for (uint32_t i = 0; work->filled != NULL && i < work->batch; i++)
+        sequence_free(work->filled[i]);
+    free(work->filled);
+    work->filled = NULL;
+}
+
+/* What one step of `batch` sequences needs. */
+struct decode_step {
+    struct batch_item *items;
+    int32_t *tokens;
+    uint32_t *rows;
+    struct sample_params *params;
+    struct sample_result *results;
+};
+
+static int decode_step_create(struct decode_step *step, struct bench_decode *work, struct error *error) {
+    uint32_t batch = work->batch;
+    step->items = calloc(batch, sizeof *step->items);
+    step->tokens = calloc(batch, sizeof *step->tokens);
+    step->rows = calloc(batch, sizeof *step->rows);
+    step->params = calloc(batch, sizeof *step->params);
+    step->results = calloc(batch, sizeof *step->results);
+    if (!step->items || !step->tokens || !step->rows || !step->params || !step->results)
+        return error_set(error, ERROR_MEMORY, "no memory for a batch of %u", batch);
+    for (uint32_t i = 0; i < batch; i++) {
+        step->params[i] = greedy;
+        step->items[i] = (struct batch_item){.tokens = &step->tokens[i], .count = 1, .want = WANT_LAST};
+        step->items[i].sequence = sequence_fork(work->filled[i]);
+        if (step->items[i].sequence == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory for fork %u of %u", i + 1, batch);
+    }
+    return 0;
+}
+
+static void decode_step_free(struct decode_step *step, uint32_t batch) {
+    for (uint32_t i = 0; step->items != NULL && i < batch; i++)
+        sequence_free(step->items[i].sequence);
+    free(step->items);
+    free(step->tokens);
+    free(step->rows);
+    free(step->params);
+    free(step->results);
+}
+
+static int decode_once(struct bench_decode *work, struct decode_step *step, uint32_t number, struct error *error) {
+    for (uint32_t i = 0; i < work->batch; i++)
+        step->tokens[i] = fixed_token(work->engine, i, work->depth + number);
+    int code = engine_forward(work->engine, step->items, work->batch, error);
+    if (code != 0)
+        return code;
+    for (uint32_t i = 0; i < work->batch; i++)
+        step->rows[i] = step->items[i].first_row;
+    return engine_sample(work->engine, step->rows, step->params, work->batch, step->results, error);
+}
+
+int bench_decode_run(struct bench_decode *work, uint32_t steps, double *seconds, struct error *error) {
+    struct decode_step step = {0};
+    int code = decode_step_create(&step, work, error);
+    double start = bench_clock();
+    for (uint32_t i = 0; i < steps && code == 0; i++)
+        code = decode_once(work, &step, i, error);
+    *seconds = bench_clock() - start;
+    decode_step_free(&step, work->batch);
+    return code;
+}
