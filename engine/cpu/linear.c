@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The operation `linear`: prepares activations and splits strips and panels over the threads. Rows are taken in tiles
+ * whose prepared activations fit the scratch memory and so a core's second-level cache: weights are read from memory
+ * once a tile, a strip stays in the first-level cache while the tile's panels pass.
+ */
+#include "engine/cpu/linear.h"
+#include "engine/cpu/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const size_t SCRATCH_BYTES = (size_t)1 << 20;
+/* Below this many numbers the caller prepares them alone, which is faster than waking the others. */
+static const size_t PREPARE_ALONE = 8192;
+/* Chunks a thread should find, so that all end at about the same time. */
+static const uint32_t CHUNKS_PER_THREAD = 8;
+
+struct linear_scratch {
+    struct linear_block *blocks;
+    size_t blocks_bytes;
+    float *floats;
+    size_t floats_bytes;
+};
+
+/* Prepared bytes of one row. */
+static size_t row_bytes_of(bool is_float, uint32_t columns) {
+    return is_float ? columns * sizeof(float) : columns / LINEAR_BLOCK * sizeof(struct linear_block);
+}
+
+static int grow(void **memory, size_t *have, size_t need, struct error *error) {
+    if (need < SCRATCH_BYTES)
+        need = SCRATCH_BYTES;
+    if (need <= *have)
+        return 0;
+    void *grown = cpu_memory_allocate(need);
+    if (grown == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for activations, %zu bytes", need);
+    cpu_memory_release(*memory);
+    *memory = grown;
+    *have = need;
+    return 0;
+}
+
+int linear_scratch_reserve(struct cpu_backend *cpu, const struct backend_weight *weight, struct error *error) {
+    if (cpu->linear_scratch == NULL) {
+        cpu->linear_scratch = calloc(1, sizeof(struct linear_scratch));
+        if (cpu->linear_scratch == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory for activations");
+    }
+    struct linear_scratch *scratch = cpu->linear_scratch;
+    bool is_float = linear_is_float(weight->format);
+    size_t need = LINEAR_PANEL * row_bytes_of(is_float, weight->columns);
+    if (is_float)
+        return grow((void **)&scratch->floats, &scratch->floats_bytes, need, error);
+    return grow((void **)&scratch->blocks, &scratch->blocks_bytes, need, error);
+}
+
+void cpu_linear_scratch_free(struct cpu_backend *cpu) {
+    struct linear_scratch *scratch = cpu->linear_scratch;
+    if (scratch == NULL)
+        return;
+    cpu_memory_release(scratch->blocks);
+    cpu_memory_release(scratch->floats);
+    free(scratch);
+    cpu->linear_scratch = NULL;
+}
+
+/* One tile of rows of one call. */
+struct linear_call {
+    const struct linear_kernels *kernels;
+    const struct backend_weight *const *weights;
+    uint32_t columns;
+    bool add;
+    const float *x; /* [rows][columns] */
+    uint32_t rows;
+    struct linear_block *blocks; /* NULL: no weight has blocks */
+    float *floats;               /* NULL: no weight is float, or x itself is the panel */
+    float *out;
+    size_t out_stride;
+    /* How the work is cut. */
+    uint32_t strips; /* of all weights */
+    uint32_t panels;
+    uint32_t strips_per_chunk;
+    uint32_t panels_per_chunk;
+    uint32_t strip_chunks;
+};
+
+static uint32_t divide_up(uint32_t a, uint32_t b) {
+    return (a + b - 1) / b;
+}
+
+static uint32_t panel_rows(const struct linear_call *call, uint32_t panel) {
+    uint32_t left = call->rows - panel * LINEAR_PANEL;
+    return left < LINEAR_PANEL ? left : LINEAR_PANEL;
+}
+
+static void transpose_panel(const float *x, uint32_t rows, uint32_t columns, float *panel) {
+    for (size_t column = 0; column < columns; column++)
+        for (size_t row = 0; row < rows; row++)
+            panel[column * rows + row] = x[row * columns + column];
+}
+
+static void prepare_panel(void *context, uint32_t panel, uint32_t thread) {
+    (void)thread;
+    const struct linear_call *call = context;
+    size_t first = (size_t)panel * LINEAR_PANEL;
+    const float *x = call->x + first * call->columns;
+    uint32_t rows = panel_rows(call, panel);
+    if (call->blocks != NULL)
+        call->kernels->round_panel(x, rows, call->columns, call->blocks + first * (call->columns / LINEAR_BLOCK));
+    if (call->floats != NULL)
+        transpose_panel(x, rows, call->columns, call->floats + first * call->columns);
+}
+
+static const void *panel_of(const struct linear_call *call, const struct backend_weight *weight, uint32_t panel) {
+    size_t first = (size_t)panel * LINEAR_PANEL;
+    if (!linear_is_float(weight->format))
+        return call->blocks + first * weight->steps;
+    return (call->floats != NULL ? call->floats : call->x) + first * call->columns;
+}
+
+/* A strip that has fewer rows than lanes: through a buffer. */
+static void multiply_part(const struct linear_call *call, const struct backend_weight *weight,
+    const struct linear_tile *tile, uint32_t lanes) {
+    float results[LINEAR_PANEL * LINEAR_STRIP];
+    struct linear_tile whole = *tile;
+    whole.out = results;
+    whole.out_stride = LINEAR_STRIP;
+    whole.add = false;
+    call->kernels->multiply[weight->format](&whole);
+    for (uint32_t row = 0; row < tile->rows; row++) {
+        float *out = tile->out + row * tile->out_stride;
+        for (uint32_t lane = 0; lane < lanes; lane++)
+            out[lane] = tile->add ? out[lane] + results[row * LINEAR_STRIP + lane] : results[row * LINEAR_STRIP + lane];
+    }
+}
+
+static void multiply_strip(const struct linear_call *call, const struct backend_weight *weight, uint32_t strip,
+    float *out, uint32_t first_panel, uint32_t end_panel) {
+    uint32_t lanes = weight->rows - strip * LINEAR_STRIP;
+    for (uint32_t panel = first_panel; panel < end_panel; panel++) {
+        struct linear_tile tile = {
+            .strip = weight->data + strip * weight->strip_bytes,
+            .panel = panel_of(call, weight, panel),
+            .rows = panel_rows(call, panel),
+            .steps = weight->steps,
+            .out = out + (size_t)panel * LINEAR_PANEL * call->out_stride + (size_t)strip * LINEAR_STRIP,
+            .out_stride = call->out_stride,
+            .add = call->add,
+        };
+        if (lanes >= LINEAR_STRIP)
+            call->kernels->multiply[weight->format](&tile);
+        else
+            multiply_part(call, weight, &tile, lanes);
+    }
+}
+
+static void multiply_chunk(void *context, uint32_t chunk, uint32_t thread) {
+    (void)thread;
+    const struct linear_call *call = context;
+    uint32_t strip = chunk % call->strip_chunks * call->strips_per_chunk;
+    uint32_t end = strip + call->strips_per_chunk < call->strips ? strip + call->strips_per_chunk : call->strips;
+    uint32_t first_panel = chunk / call->strip_chunks * call->panels_per_chunk;
+    uint32_t end_panel = first_panel + call->panels_per_chunk;
+    if (end_panel > call->panels)
+        end_panel = call->panels;
+    float *out = call->out;
+    uint32_t weight_first = 0;
+    for (uint32_t i = 0; strip < end; i++) {
+        const struct backend_weight *weight = call->weights[i];
+        for (; strip < end && strip - weight_first < weight->strips; strip++)
+            multiply_strip(call, weight, strip - weight_first, out, first_panel, end_panel);
+        weight_first += weight->strips;
+        out += weight->rows;
+    }
+}
+
+/* Chunks of whole strips; only when there are too few of them are panels divided too. */
+static uint32_t cut(struct linear_call *call, uint32_t threads) {
+    uint32_t wanted = threads * CHUNKS_PER_THREAD;
+    call->panels = divide_up(call->rows, LINEAR_PANEL);
+    call->strips_per_chunk = call->strips > wanted ? call->strips / wanted : 1;
+    call->strip_chunks = divide_up(call->strips, call->strips_per_chunk);
+    uint32_t parts = threads > 1 ? divide_up(wanted, call->strip_chunks) : 1;
+    call->panels_per_chunk = divide_up(call->panels, parts < call->panels ? parts : call->panels);
+    return call->strip_chunks * divide_up(call->panels, call->panels_per_chunk);
+}
+
+static void run_tile(struct cpu_backend *cpu, struct linear_call *call) {
+    uint32_t chunks = cut(call, thread_pool_size(cpu->threads));
+    if ((size_t)call->rows * call->columns > PREPARE_ALONE)
+        thread_pool_run(cpu->threads, call->panels, prepare_panel, call);
+    else
+        for (uint32_t panel = 0; panel < call->panels; panel++)
+            prepare_panel(call, panel, 0);
+    thread_pool_run(cpu->threads, chunks, multiply_chunk, call);
+}
+
+/* Rows whose prepared activations fit: whole panels, at least one, and tiles of about the same size. */
+static uint32_t tile_rows(const struct linear_call *call, uint32_t rows) {
+    size_t row_bytes = 0;
+    if (call->blocks != NULL)
+        row_bytes = row_bytes_of(false, call->columns);
+    if (call->floats != NULL && row_bytes_of(true, call->columns) > row_bytes)
+        row_bytes = row_bytes_of(true, call->columns);
+    if (row_bytes == 0 || rows <= LINEAR_PANEL)
+        return rows;
+    size_t panels = SCRATCH_BYTES / (row_bytes * LINEAR_PANEL);
+    uint32_t wanted = divide_up(rows, LINEAR_PANEL);
+    if (panels >= wanted)
+        return rows;
+    uint32_t most = panels > 0 ? (uint32_t)panels : 1;
+    return divide_up(wanted, divide_up(wanted, most)) * LINEAR_PANEL;
+}
+
+void cpu_linear(struct backend *backend, const struct backend_weight *const *weights, uint32_t weights_count,
+    const float *x, uint32_t rows, bool add, float *out) {
+    struct cpu_backend *cpu = cpu_backend(backend);
+    struct linear_scratch *scratch = cpu->linear_scratch;
+    struct linear_call call = {.kernels = cpu->linear, .weights = weights, .columns = weights[0]->columns, .add = add};
+    for (uint32_t i = 0; i < weights_count; i++) {
+        call.strips += weights[i]->strips;
+        call.out_stride += weights[i]->rows;
+        if (!linear_is_float(weights[i]->format))
+            call.blocks = scratch->blocks;
+        else if (rows > 1)
+            call.floats = scratch->floats;
+    }
+    uint32_t step = tile_rows(&call, rows);
+    for (uint32_t row = 0; row < rows; row += step) {
+        call.rows = rows - row < step ? rows - row : step;
+        call.x = x + (size_t)row * call.columns;
+        call.out = out + row * call.out_stride;
+        run_tile(cpu, &call);
+    }
+}
+
+const struct linear_kernels *cpu_linear_kernels(enum cpu_tier tier) {
+    (void)tier;
+    return &linear_kernels_scalar;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The parity harness: every backend operation against a plain C reference, on every backend and instruction tier that
+ * this machine has, over seeded random shapes.
+ *
+ *   parity [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N]]
+ *
+ * A case is a function that draws one random shape from `struct parity`, runs the operation on the backend, computes
+ * the reference, and calls a parity_check_*. The harness runs it `rounds` times per backend, tier and thread count. To
+ * add one: write it in parity_NAME.c beside its family, list it in the family's array, list a new family in
+ * parity.c and in meson.build. With --time the harness runs the family's timed cases instead.
+ *
+ * References live in reference*.{h,c}. They follow the definition in engine/backend.h and share no code with engine/.
+ */
+#ifndef TESTS_PARITY_PARITY_H
+#define TESTS_PARITY_PARITY_H
+
+#include "engine/backend.h"
+
+struct parity; /* state of one run of one case */
+
+struct parity_case {
+    const char *name; /* "linear q4_1": --only matches a part of it */
+    void (*run)(struct parity *parity);
+    uint32_t rounds;                     /* runs at --rounds 1, at least 1: more for cases with many shapes */
+    uint32_t index;                      /* free for the case, to tell entries that share a function apart */
+    void (*time)(struct parity *parity); /* measures, for --time; NULL: nothing to measure */
+};
+
+/* Families: arrays that end with an entry without a name. */
+extern const struct parity_case parity_linear_cases[];
+
+struct parity {
+    struct backend *backend;
+    const struct backend_operations *operations; /* of backend */
+    const struct parity_case *entry;
+    const char *tier;  /* "scalar" */
+    uint32_t threads;  /* of the backend */
+    uint32_t round;    /* of this case */
+    uint64_t random;   /* state of the generator */
+    uint32_t failures; /* of this run */
+};
+
+/* Random numbers, a function of --seed, case and round alone: each tier sees the same inputs. */
+uint32_t parity_random(struct parity *parity, uint32_t low, uint32_t high); /* uniform in [low, high] */
+uint64_t parity_random_bits(struct parity *parity);
+double parity_uniform(struct parity *parity, double low, double high);
+float parity_normal(struct parity *parity); /* mean 0, variance 1 */
+void parity_fill_normal(struct parity *parity, float *out, size_t count, float scale);
+
+/* Host memory; never NULL (the harness ends when there is none). Freed by the case. */
+void *parity_host(size_t bytes);
+
+/* Device memory, filled from `from` unless that is NULL (then zero), and back into new host memory. */
+void *parity_upload(struct parity *parity, const void *from, size_t bytes);
+void *parity_download(struct parity *parity, const void *device, size_t bytes);
+void parity_release(struct parity *parity, void *device);
+
+/* Checks. `what` names the shape in the message ("q8_0 R=3 576x192"), as printf. A failure prints the first difference
+ * and is counted; the run goes on. They return whether all was well. */
+bool parity_check_bits(struct parity *parity, const float *got, const float *want, size_t count, const char *what, ...)
+    __attribute__((format(printf, 5, 6)));
+bool parity_check_bytes(struct parity *parity, const void *got, const void *want, size_t bytes, const char *what, ...)
+    __attribute__((format(printf, 5, 6)));
+/* |got - want| <= absolute + relative * |want| for every element; NaN must meet NaN, an infinity itself. */
+bool parity_check_close(struct parity *parity, const float *got, const double *want, size_t count, double absolute,
+    double relative, const char *what, ...) __attribute__((format(printf, 7, 8)));
+bool parity_check_true(struct parity *parity, bool condition, const char *what, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* For --time: calls work until about 0.3 s have passed and prints the best call as microseconds, GB/s of `bytes` and
+ * GMAC/s of `macs` (each left out when 0). Returns the best time in seconds. */
+double parity_time(struct parity *parity, void (*work)(void *context), void *context, double bytes, double macs,
+    const char *what, ...) __attribute__((format(printf, 6, 7)));
+
+#endif
