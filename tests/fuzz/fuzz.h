@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A fuzz target is a file fuzz_NAME.c with the two functions below. It is built in one of two ways:
+ *   - with tests/fuzz/driver.c, by any compiler: replays the seeds and files given, then seeded mutations of them.
+ *     fuzz_NAME [--runs N] [--seed N] [--write-seeds DIR] [FILE...]       every run is the same for the same seed
+ *     An input that crashes is written to ./crash-NAME; `fuzz_NAME --runs 0 crash-NAME` repeats it.
+ *   - with clang's libFuzzer (meson option fuzz): explores by coverage, from a corpus made by --write-seeds.
+ */
+#ifndef TESTS_FUZZ_FUZZ_H
+#define TESTS_FUZZ_FUZZ_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Feeds bytes, which may be anything, to the code under test; crashes (or abort()s) on a fault. Returns 0. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+/* Good inputs to start from, by index from 0: allocated bytes, NULL past the last. */
+uint8_t *fuzz_seed(unsigned index, size_t *bytes);
+
+#endif
