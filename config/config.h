@@ -2,14 +2,16 @@
  *
  * Configuration: defaults < YAML file < environment DISTILLCACHE_* < command line.
  *
- * Every option is declared once, in the table of config/options.c, which gives its name, type, range, default and help.
- * From it come the YAML schema (libcyaml), the environment names (kv-memory -> DISTILLCACHE_KV_MEMORY), the command
- * line, `--help` and the annotated example file. A wrong key, type or range is an error that names the key, where it
- * stood (file, environment or command line), the value and what is allowed.
+ * Every option is declared once, in the table of config/options.c, which gives its name, type, range, default and help
+ * (config/options.h). From it come the YAML schema (libcyaml), the environment names (kv-memory ->
+ * DISTILLCACHE_KV_MEMORY), the command line, `--help` and the annotated example file. A wrong key, type or range is an
+ * error that names the key, where it stood (file, environment or command line), the value and what is allowed.
  *
  * YAML keys are the option names with `_` for `-`. Sizes take K, M, G (powers of 1024). Booleans are true or false; on
- * the command line a bare `--flag` is true and `--no-flag` false. Lists repeat the option, or are a YAML sequence; in
- * the environment they are separated by commas.
+ * the command line a bare `--flag` is true and `--no-flag` false. Lists repeat the option, or are a YAML sequence, or
+ * are separated by commas; a list from one source replaces that of a source below. A scalar that is repeated on the
+ * command line has its last value. The file and the environment may hold options of every command. Variables that begin
+ * with DISTILLCACHE_TEST_ belong to the tests and are ignored; another unknown DISTILLCACHE_ variable is an error.
  */
 #ifndef CONFIG_CONFIG_H
 #define CONFIG_CONFIG_H
@@ -30,7 +32,7 @@ struct string_list {
 struct config {
     /* model and engine */
     char *model;
-    char *backend;          /* cpu | auto */
+    char *backend;          /* auto | cpu */
     char *cpu_features;     /* auto | scalar | avx2 | avx512 */
     uint32_t threads;       /* 0: all that the process may use */
     size_t kv_memory;       /* bytes of the page pool */
@@ -38,13 +40,13 @@ struct config {
     char *precision;        /* int8 | f32 */
     uint32_t context;       /* 0: the model's */
     uint32_t batch_tokens;  /* rows of one step */
-    uint32_t prefill_chunk; /* prompt tokens a step while others decode */
+    uint32_t prefill_chunk; /* prompt tokens a step while others decode; 0: batch_tokens */
     uint32_t max_sequences;
     uint32_t max_waiting;
     bool prefix_sharing;
     /* server */
     char *host;
-    uint32_t port;
+    uint32_t port;     /* 0: any free one */
     char *model_alias; /* id shown by /v1/models; empty: the file's name without ending */
     size_t max_body;   /* bytes of a request body */
     uint32_t max_connections;
@@ -56,7 +58,7 @@ struct config {
     /* bench */
     uint32_t prefill;
     uint32_t decode;
-    struct string_list batch; /* comma lists are split */
+    struct string_list batch; /* comma lists are split: one whole number an item */
     struct string_list depth;
     char *peer;        /* "" | llama-cpp-python */
     char *peer_python; /* interpreter that has the peer */
@@ -71,10 +73,15 @@ struct config {
     bool print_config; /* print the annotated example with the values in force, then exit */
 };
 
-enum config_command { CONFIG_SERVE = 1, CONFIG_BENCH = 2, CONFIG_INSPECT = 4 };
+enum config_command { CONFIG_SERVE = 1, CONFIG_BENCH = 2, CONFIG_INSPECT = 4, CONFIG_EVERY_COMMAND = 7 };
+
+/* Only the defaults. ERROR_MEMORY. To be freed in any case. */
+int config_set_defaults(struct config *config, struct error *error);
 
 /* Reads everything in order of precedence. arguments: those after the command's name. environment: NULL-terminated
- * "NAME=value" (main's environ). ERROR_INVALID with a message as above. The config is to be freed in any case. */
+ * "NAME=value" (main's environ). ERROR_INVALID with a message as above, ERROR_IO for a file that cannot be read,
+ * ERROR_MEMORY. With help set, the file and the environment were not read; with help or print_config set, required
+ * options may be missing. The config is to be freed in any case. */
 int config_load(struct config *config, enum config_command command, int arguments_count, char *const *arguments,
     char *const *environment, struct error *error);
 void config_free(struct config *config);

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config/options.h"
+
+#include <string.h>
+
+#define SERVE CONFIG_SERVE
+#define BENCH CONFIG_BENCH
+#define INSPECT CONFIG_INSPECT
+#define ENGINE (CONFIG_SERVE | CONFIG_BENCH)
+#define EVERY (CONFIG_SERVE | CONFIG_BENCH | CONFIG_INSPECT)
+#define FIELD(name) .offset = offsetof(struct config, name)
+#define KIB UINT64_C(1024)
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+
+static const char section_model[] = "Model and engine";
+static const char section_server[] = "Server";
+static const char section_bench[] = "Benchmark";
+static const char section_general[] = "General";
+
+/* clang-format off */
+const struct option option_table[] = {
+    {"model", OPTION_STRING, ENGINE, OPTION_REQUIRED, FIELD(model), .argument = "FILE", .section = section_model,
+        .help = "model file (GGUF)"},
+    {"backend", OPTION_CHOICE, ENGINE, 0, FIELD(backend), .choices = "auto|cpu", .default_value = "auto",
+        .argument = "NAME", .section = section_model, .help = "what computes; auto takes the best one there is"},
+    {"cpu-features", OPTION_CHOICE, ENGINE, 0, FIELD(cpu_features), .choices = "auto|scalar|avx2|avx512",
+        .default_value = "auto", .argument = "TIER", .section = section_model,
+        .help = "instruction set of the CPU backend; auto takes the best one the processor has"},
+    {"threads", OPTION_COUNT, ENGINE, 0, FIELD(threads), .maximum = 1024, .default_value = "0",
+        .argument = "N", .section = section_model, .help = "threads that compute; 0: all processors the process may use"},
+    {"kv-memory", OPTION_SIZE, ENGINE, 0, FIELD(kv_memory), .minimum = MIB, .maximum = 1024 * 1024 * GIB,
+        .default_value = "512M", .argument = "SIZE", .section = section_model,
+        .help = "bytes of the page pool that holds the KV caches of all sequences"},
+    {"kv-format", OPTION_CHOICE, ENGINE, 0, FIELD(kv_format), .choices = "f16|f32|bf16", .default_value = "f16",
+        .argument = "FORMAT", .section = section_model, .help = "number format of cached keys and values"},
+    {"precision", OPTION_CHOICE, ENGINE, 0, FIELD(precision), .choices = "int8|f32", .default_value = "int8",
+        .argument = "FORMAT", .section = section_model,
+        .help = "number format of activations in products with quantised weights; f32 is slow and exact"},
+    {"context", OPTION_COUNT, ENGINE, 0, FIELD(context), .maximum = 16 * 1024 * 1024, .default_value = "0",
+        .argument = "N", .section = section_model, .help = "most tokens of one sequence; 0: what the model allows"},
+    {"batch-tokens", OPTION_COUNT, ENGINE, 0, FIELD(batch_tokens), .minimum = 1, .maximum = 65536,
+        .default_value = "512", .argument = "N", .section = section_model, .help = "most tokens of one engine step"},
+    {"prefill-chunk", OPTION_COUNT, ENGINE, 0, FIELD(prefill_chunk), .maximum = 65536, .default_value = "512",
+        .argument = "N", .section = section_model,
+        .help = "most prompt tokens of one step while others decode (never more than batch-tokens); 0: batch-tokens"},
+    {"max-sequences", OPTION_COUNT, ENGINE, 0, FIELD(max_sequences), .minimum = 1, .maximum = 65536,
+        .default_value = "256", .argument = "N", .section = section_model, .help = "most sequences that run at once"},
+    {"max-waiting", OPTION_COUNT, ENGINE, 0, FIELD(max_waiting), .maximum = 1024 * 1024, .default_value = "1024",
+        .argument = "N", .section = section_model, .help = "most requests that wait; further ones are answered 503"},
+    {"prefix-sharing", OPTION_BOOL, ENGINE, 0, FIELD(prefix_sharing), .default_value = "true",
+        .section = section_model, .help = "sequences that begin alike share their pages"},
+
+    {"host", OPTION_STRING, SERVE, 0, FIELD(host), .default_value = "127.0.0.1", .argument = "ADDRESS",
+        .section = section_server, .help = "address to listen on; 0.0.0.0 or :: for all"},
+    {"port", OPTION_COUNT, SERVE, 0, FIELD(port), .maximum = 65535, .default_value = "8080", .argument = "N",
+        .section = section_server, .help = "TCP port to listen on; 0: any free one"},
+    {"model-alias", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY, FIELD(model_alias), .default_value = "",
+        .argument = "NAME", .section = section_server,
+        .help = "name of the model in the API; empty: the file's name without its ending"},
+    {"max-body", OPTION_SIZE, SERVE, 0, FIELD(max_body), .minimum = KIB, .maximum = GIB, .default_value = "16M",
+        .argument = "SIZE", .section = section_server, .help = "most bytes of a request's body"},
+    {"max-connections", OPTION_COUNT, SERVE, 0, FIELD(max_connections), .minimum = 1, .maximum = 65536,
+        .default_value = "1024", .argument = "N", .section = section_server, .help = "most connections at once"},
+    {"keep-alive", OPTION_COUNT, SERVE, 0, FIELD(keep_alive), .minimum = 1, .maximum = 86400, .default_value = "120",
+        .argument = "SECONDS", .section = section_server, .help = "seconds that an idle connection stays open"},
+    {"receive-timeout", OPTION_COUNT, SERVE, 0, FIELD(receive_timeout), .minimum = 1, .maximum = 86400,
+        .default_value = "30", .argument = "SECONDS", .section = section_server,
+        .help = "seconds that a client gets to send a whole request"},
+    {"drain-timeout", OPTION_COUNT, SERVE, 0, FIELD(drain_timeout), .maximum = 86400, .default_value = "30",
+        .argument = "SECONDS", .section = section_server,
+        .help = "seconds that running requests get to finish after SIGTERM"},
+
+    {"prefill", OPTION_COUNT, BENCH, 0, FIELD(prefill), .minimum = 1, .maximum = 1024 * 1024, .default_value = "512",
+        .argument = "N", .section = section_bench, .help = "prompt tokens of a prefill run"},
+    {"decode", OPTION_COUNT, BENCH, 0, FIELD(decode), .minimum = 1, .maximum = 1024 * 1024, .default_value = "128",
+        .argument = "N", .section = section_bench, .help = "tokens of a decode run"},
+    {"batch", OPTION_COUNTS, BENCH, 0, FIELD(batch), .minimum = 1, .maximum = 65536, .default_value = "1",
+        .argument = "N,...", .section = section_bench, .help = "sequences that decode at once"},
+    {"depth", OPTION_COUNTS, BENCH, 0, FIELD(depth), .maximum = 16 * 1024 * 1024, .default_value = "0",
+        .argument = "N,...", .section = section_bench, .help = "tokens in the cache before a run begins"},
+    {"peer", OPTION_CHOICE, BENCH, OPTION_MAY_BE_EMPTY, FIELD(peer), .choices = "llama-cpp-python",
+        .default_value = "", .argument = "NAME", .section = section_bench,
+        .help = "another program to measure in the same run; empty: none"},
+    {"peer-python", OPTION_STRING, BENCH, 0, FIELD(peer_python), .default_value = "python3", .argument = "FILE",
+        .section = section_bench, .help = "Python interpreter that has the peer installed"},
+    {"pairs", OPTION_COUNT, BENCH, 0, FIELD(pairs), .minimum = 1, .maximum = 1000, .default_value = "5",
+        .argument = "N", .section = section_bench, .help = "repetitions of each run; the median is reported"},
+    {"profile", OPTION_BOOL, BENCH, 0, FIELD(profile), .default_value = "false", .section = section_bench,
+        .help = "also time the phases of a step"},
+
+    {"file", OPTION_STRING, INSPECT, OPTION_REQUIRED | OPTION_ONLY_COMMAND_LINE | OPTION_POSITIONAL, FIELD(file),
+        .argument = "FILE", .section = section_general, .help = "model file to describe"},
+    {"json", OPTION_BOOL, BENCH | INSPECT, OPTION_ONLY_COMMAND_LINE, FIELD(json), .default_value = "false",
+        .section = section_general, .help = "print one JSON document on standard output"},
+    {"log-level", OPTION_CHOICE, EVERY, 0, FIELD(log_level), .choices = "debug|info|warning|error",
+        .default_value = "info", .argument = "LEVEL", .section = section_general, .help = "least level that is logged"},
+    {"log-format", OPTION_CHOICE, EVERY, 0, FIELD(log_format), .choices = "text|json", .default_value = "text",
+        .argument = "FORMAT", .section = section_general, .help = "form of log lines on standard error"},
+    {"config", OPTION_STRING, EVERY, OPTION_NOT_IN_FILE | OPTION_MAY_BE_EMPTY, FIELD(config_file),
+        .default_value = "", .argument = "FILE", .section = section_general,
+        .help = "YAML file with options; empty: none"},
+    {"print-config", OPTION_BOOL, SERVE, OPTION_ONLY_COMMAND_LINE, FIELD(print_config), .default_value = "false",
+        .section = section_general, .help = "print the values in force as an annotated YAML file, then exit"},
+    {"help", OPTION_BOOL, EVERY, OPTION_ONLY_COMMAND_LINE, FIELD(help), .default_value = "false",
+        .section = section_general, .help = "print this text, then exit"},
+};
+/* clang-format on */
+const size_t option_count = sizeof option_table / sizeof option_table[0];
+
+/* Names. */
+
+void option_yaml_key(const struct option *option, char key[static OPTION_NAME_MAX]) {
+    snprintf(key, OPTION_NAME_MAX, "%s", option->name);
+    for (char *c = key; *c != '\0'; c++)
+        if (*c == '-')
+            *c = '_';
+}
+
+void option_environment_name(const struct option *option, char name[static OPTION_NAME_MAX]) {
+    snprintf(name, OPTION_NAME_MAX, "DISTILLCACHE_%s", option->name);
+    for (char *c = name; *c != '\0'; c++) {
+        if (*c == '-')
+            *c = '_';
+        else if (*c >= 'a' && *c <= 'z')
+            *c = (char)(*c - 'a' + 'A');
+    }
+}
+
+const struct option *option_find(const char *name) {
+    for (size_t i = 0; i < option_count; i++)
+        if (strcmp(option_table[i].name, name) == 0)
+            return &option_table[i];
+    return NULL;
+}
+
+const struct option *option_find_key(const char *key) {
+    char own[OPTION_NAME_MAX];
+    for (size_t i = 0; i < option_count; i++) {
+        option_yaml_key(&option_table[i], own);
+        if (strcmp(own, key) == 0)
+            return &option_table[i];
+    }
+    return NULL;
+}
+
+/* Lower case, and - for _: what a mistyped name is compared in. */
+static char fold_character(char c) {
+    if (c == '_')
+        return '-';
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+/* Levenshtein distance of two short names. */
+static size_t name_distance(const char *a, const char *b) {
+    size_t row[OPTION_NAME_MAX + 1], width = strlen(b);
+    for (size_t j = 0; j <= width; j++)
+        row[j] = j;
+    for (size_t i = 0; a[i] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i + 1;
+        for (size_t j = 0; j < width; j++) {
+            size_t change = diagonal + (fold_character(a[i]) != fold_character(b[j]));
+            size_t insert_or_remove = 1 + (row[j] < row[j + 1] ? row[j] : row[j + 1]);
+            diagonal = row[j + 1];
+            row[j + 1] = change < insert_or_remove ? change : insert_or_remove;
+        }
+    }
+    return row[width];
+}
+
+const struct option *option_nearest(const char *name, unsigned commands, unsigned without_flags) {
+    size_t length = strlen(name);
+    if (length >= OPTION_NAME_MAX)
+        return NULL;
+    const struct option *nearest = NULL;
+    size_t nearest_distance = length / 3 + 2; /* farther is no likeness */
+    for (size_t i = 0; i < option_count; i++) {
+        const struct option *option = &option_table[i];
+        if ((option->commands & commands) == 0 || (option->flags & without_flags) != 0)
+            continue;
+        size_t distance = name_distance(name, option->name);
+        if (distance < nearest_distance) {
+            nearest = option;
+            nearest_distance = distance;
+        }
+    }
+    return nearest;
+}
