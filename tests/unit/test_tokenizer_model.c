@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/chat.h"
 #include "engine/tokenizer.h"
 
 static struct gguf *model;
@@ -210,6 +211,23 @@ static void encodes_long_runs(void **state) {
     free(text);
 }
 
+/* Prompts of conversations, with their special tokens parsed. */
+static void encodes_chat_prompts(void **state) {
+    (void)state;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/chat_template_smollm2.json", required_variable("DISTILLCACHE_TEST_DATA"));
+    json_t *chat = json_load_file(path, 0, NULL), *one;
+    json_t *cases = json_object_get(chat, "cases");
+    size_t i;
+    assert_int_equal(json_array_size(cases), 34);
+    json_array_foreach(cases, i, one) {
+        json_t *prompt = json_object_get(one, "prompt");
+        check_encode(json_string_value(prompt), json_string_length(prompt), true, json_object_get(one, "ids"), NULL);
+    }
+    json_decref(chat);
+    assert_int_equal(chat_template_supported(model, NULL), 0);
+}
+
 static void knows_special_tokens(void **state) {
     (void)state;
     assert_int_equal(tokenizer_vocabulary(tokenizer), 49152);
@@ -231,6 +249,7 @@ int main(void) {
         cmocka_unit_test(encodes_single_bytes),
         cmocka_unit_test(encodes_invalid_bytes),
         cmocka_unit_test(encodes_long_runs),
+        cmocka_unit_test(encodes_chat_prompts),
         cmocka_unit_test(knows_special_tokens),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
