@@ -10,7 +10,9 @@
  * Shared prefixes: a block is the 16 consecutive tokens 16b .. 16b+15 of a sequence with the pages that hold exactly
  * them in every (layer, head). Blocks are found by a hash chained over the tokens from the start and verified token by
  * token. Pages of a block that no sequence holds count as free: they are taken back least recently used first, when
- * the free list is empty. Heads that were pruned are never published.
+ * the free list is empty; what follows a block that was taken back cannot be found any more and becomes free with it.
+ * A block may be held in part, by a sequence that pruned some heads; its other pages count as free too, and are the
+ * last to be taken back. Nothing of a pruned sequence is published, nor what it appends.
  *
  * One thread (the engine thread) calls everything here.
  */
@@ -52,8 +54,9 @@ uint32_t kv_sequence_pages_needed(const struct kv_sequence *sequence, uint32_t c
 
 /* Makes room for count new tokens (positions L .. L+count-1) in every head: each takes the head's evicted slot if one
  * is marked (kv_sequence_evict; only with count 1), else new slots at the end. Pages that will be written and are
- * shared are copied. L grows by count. ERROR_PAGES when the free pages do not suffice, ERROR_MEMORY; then nothing
- * changed. The caller fills the slots by rope_and_append. */
+ * shared are copied; in new pages all slots are unused (KV_NO_POSITION). L grows by count. ERROR_PAGES when the free
+ * pages do not suffice, ERROR_CONTEXT beyond the last position, ERROR_MEMORY; then nothing changed. The caller fills
+ * the slots by rope_and_append. */
 int kv_sequence_append(struct kv_sequence *sequence, uint32_t count, struct error *error);
 
 /* The views of one layer for the count tokens appended last: views [kv_heads]. Valid until the sequence changes. */
@@ -65,14 +68,16 @@ void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint3
 void kv_sequence_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out);
 
 /* Keeps the listed slots of a head (ascending by slot, distinct) and compacts them into its front pages without
- * changing their order; pages that became empty are free at once. Shared pages are copied first: ERROR_PAGES when
- * there is no page for that, and then nothing changed. */
+ * changing their order; pages that became empty are free at once. A marked slot may be kept, and stays marked. Pages
+ * that must change and are shared are replaced: ERROR_PAGES when there are not enough free ones for that (a page that
+ * is shared only with the index of prefixes is unpublished then, so that this never fails for a sequence that shares
+ * no page with others), ERROR_INVALID, ERROR_MEMORY; then nothing changed. Keeping all slots changes nothing. */
 int kv_sequence_keep(struct kv_sequence *sequence, uint32_t layer, uint32_t head, const uint32_t *slots, uint32_t count,
     struct error *error);
 
 /* Evicts one slot in place: it is not attended to (its position becomes KV_NO_POSITION), and the next
- * kv_sequence_append of one token reuses it. At most one per head may be marked. May copy a shared page: ERROR_PAGES.
- */
+ * kv_sequence_append of one token reuses it. At most one per head may be marked: ERROR_INVALID. May replace a shared
+ * page, as keep does: ERROR_PAGES, ERROR_MEMORY. */
 int kv_sequence_evict(struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t slot, struct error *error);
 
 /* Gives an empty sequence the longest published prefix of tokens [count], at most `limit` tokens: returns how many

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cache, the life of sequences, and what they show of themselves.
+ */
+#include "engine/kv_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kv_cache *kv_cache_create(struct backend *backend, const struct kv_cache_options *options, struct error *error) {
+    struct kv_cache *cache = calloc(1, sizeof *cache);
+    if (cache == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for a KV cache");
+        return NULL;
+    }
+    if (kv_pages_create(&cache->pages, backend, &options->layout, options->bytes, options->prefix_sharing,
+            options->poison_free, error) != 0)
+        goto failed;
+    cache->block_pages = calloc(cache->pages.heads, sizeof *cache->block_pages);
+    if (cache->block_pages == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for a KV cache of %u heads", cache->pages.heads);
+        goto failed;
+    }
+    return cache;
+
+failed:
+    kv_cache_free(cache);
+    return NULL;
+}
+
+void kv_cache_free(struct kv_cache *cache) {
+    if (cache == NULL)
+        return;
+    kv_pages_free(&cache->pages);
+    free(cache->block_pages);
+    free(cache);
+}
+
+const struct kv_pool *kv_cache_pool(const struct kv_cache *cache) {
+    return &cache->pages.pool;
+}
+
+uint32_t kv_cache_pages_total(const struct kv_cache *cache) {
+    return cache->pages.total;
+}
+
+uint32_t kv_cache_pages_free(const struct kv_cache *cache) {
+    return kv_pages_available(&cache->pages);
+}
+
+uint32_t kv_cache_tokens_max(const struct kv_cache *cache) {
+    uint64_t tokens = (uint64_t)(cache->pages.total / cache->pages.heads) * KV_PAGE_SLOTS;
+    return tokens < KV_NO_POSITION ? (uint32_t)tokens : KV_NO_POSITION;
+}
+
+static struct kv_sequence *allocate_sequence(struct kv_cache *cache) {
+    struct kv_sequence *sequence = calloc(1, sizeof *sequence + cache->pages.heads * sizeof sequence->heads[0]);
+    if (sequence == NULL)
+        return NULL;
+    sequence->cache = cache;
+    sequence->last_block = PREFIX_NO_BLOCK;
+    for (uint32_t i = 0; i < cache->pages.heads; i++)
+        sequence->heads[i].marked = KV_NO_SLOT;
+    sequence->next = cache->sequences;
+    if (sequence->next != NULL)
+        sequence->next->previous = sequence;
+    cache->sequences = sequence;
+    return sequence;
+}
+
+struct kv_sequence *kv_sequence_create(struct kv_cache *cache) {
+    return allocate_sequence(cache);
+}
+
+static int fork_head(struct kv_pages *pages, struct kv_head *to, const struct kv_head *from) {
+    if (kv_head_reserve_pages(to, from->pages_count) != 0 ||
+        (from->positions != NULL && kv_head_reserve_slots(to, from->slots) != 0))
+        return ERROR_MEMORY;
+    for (uint32_t i = 0; i < from->pages_count; i++) {
+        to->pages[i] = from->pages[i];
+        kv_pages_hold(pages, from->pages[i]);
+    }
+    if (from->positions != NULL && from->slots > 0) {
+        memcpy(to->positions, from->positions, from->slots * sizeof *to->positions);
+        memcpy(to->order, from->order, from->slots * sizeof *to->order);
+    }
+    to->pages_count = from->pages_count;
+    to->slots = from->slots;
+    to->first_new = from->first_new;
+    to->marked = from->marked;
+    return 0;
+}
+
+struct kv_sequence *kv_sequence_fork(const struct kv_sequence *sequence) {
+    struct kv_cache *cache = sequence->cache;
+    struct kv_sequence *fork = allocate_sequence(cache);
+    if (fork == NULL)
+        return NULL;
+    for (uint32_t i = 0; i < cache->pages.heads; i++)
+        if (fork_head(&cache->pages, &fork->heads[i], &sequence->heads[i]) != 0) {
+            kv_sequence_free(fork);
+            return NULL;
+        }
+    fork->length = sequence->length;
+    fork->pruned = sequence->pruned;
+    fork->published = sequence->published;
+    fork->last_block = sequence->last_block;
+    fork->last_generation = sequence->last_generation;
+    return fork;
+}
+
+/* The end of a text goes first, and then its published blocks are lined up so that the end is taken back before what
+ * other texts share with it. */
+static void drop_all_pages(struct kv_sequence *sequence) {
+    struct kv_pages *pages = &sequence->cache->pages;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < pages->heads; i++)
+        if (sequence->heads[i].pages_count > most)
+            most = sequence->heads[i].pages_count;
+    while (most-- > 0)
+        for (uint32_t i = 0; i < pages->heads; i++)
+            if (most < sequence->heads[i].pages_count)
+                kv_pages_drop(pages, sequence->heads[i].pages[most]);
+    uint32_t block = kv_sequence_last_block(sequence);
+    for (; block != PREFIX_NO_BLOCK; block = pages->index->blocks[block].parent)
+        prefix_index_touch(pages->index, block);
+}
+
+void kv_sequence_free(struct kv_sequence *sequence) {
+    if (sequence == NULL)
+        return;
+    drop_all_pages(sequence);
+    for (uint32_t i = 0; i < sequence->cache->pages.heads; i++) {
+        free(sequence->heads[i].pages);
+        free(sequence->heads[i].positions);
+    }
+    if (sequence->next != NULL)
+        sequence->next->previous = sequence->previous;
+    if (sequence->previous != NULL)
+        sequence->previous->next = sequence->next;
+    else
+        sequence->cache->sequences = sequence->next;
+    free(sequence);
+}
+
+struct kv_head *kv_sequence_head(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
+    const struct kv_layout *layout = &sequence->cache->pages.pool.layout;
+    if (layer >= layout->layers || head >= layout->kv_heads)
+        return NULL;
+    return (struct kv_head *)&sequence->heads[layer * layout->kv_heads + head];
+}
+
+uint32_t kv_sequence_length(const struct kv_sequence *sequence) {
+    return sequence->length;
+}
+
+uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
+    return kv_sequence_head(sequence, layer, head)->slots;
+}
+
+uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence) {
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
+        held += sequence->heads[i].pages_count;
+    return held;
+}
+
+void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struct kv_head_view *views) {
+    uint32_t kv_heads = sequence->cache->pages.pool.layout.kv_heads;
+    const struct kv_head *heads = &sequence->heads[layer * kv_heads];
+    for (uint32_t i = 0; i < kv_heads; i++)
+        views[i] = (struct kv_head_view){heads[i].pages, heads[i].slots, heads[i].first_new};
+}
+
+void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {
+    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    for (uint32_t i = 0; i < at->slots; i++)
+        out[i] = at->positions != NULL ? at->order[i] : i;
+}
+
+void kv_sequence_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {
+    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    for (uint32_t i = 0; i < at->slots; i++)
+        out[i] = at->positions != NULL ? at->positions[i] : i;
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_cache_check: every count, list and reference against every other one, for tests.
+ */
+#include "engine/kv_internal.h"
+
+#include <stdlib.h>
+
+static bool check_positions(const struct kv_head *head, uint32_t length) {
+    if (head->slots > head->slots_capacity)
+        return false;
+    for (uint32_t i = 0; i < head->slots; i++) {
+        uint32_t slot = head->order[i];
+        if (slot >= head->slots)
+            return false;
+        uint32_t position = head->positions[slot];
+        bool marked = slot == head->marked;
+        if (marked != (position == KV_NO_POSITION) || (!marked && position >= length))
+            return false;
+        if (i > 0 && head->positions[head->order[i - 1]] >= position) /* strictly: so that order is a permutation */
+            return false;
+    }
+    return head->marked == KV_NO_SLOT || head->marked < head->slots;
+}
+
+static bool check_head(const struct kv_sequence *sequence, const struct kv_head *head) {
+    if (head->pages_count != kv_pages_for(head->slots) || head->pages_count > head->pages_capacity)
+        return false;
+    if (head->positions == NULL)
+        return head->slots == sequence->length && head->marked == KV_NO_SLOT;
+    return sequence->pruned && check_positions(head, sequence->length);
+}
+
+/* Counts the references of all sequences into references [total]. */
+static bool check_sequences(const struct kv_cache *cache, uint32_t *references) {
+    for (const struct kv_sequence *s = cache->sequences; s != NULL; s = s->next) {
+        if (s->cache != cache || (s->next != NULL && s->next->previous != s))
+            return false;
+        for (uint32_t i = 0; i < cache->pages.heads; i++) {
+            if (!check_head(s, &s->heads[i]))
+                return false;
+            for (uint32_t p = 0; p < s->heads[i].pages_count; p++) {
+                if (s->heads[i].pages[p] >= cache->pages.total)
+                    return false;
+                references[s->heads[i].pages[p]]++;
+            }
+        }
+    }
+    return true;
+}
+
+static bool check_blocks(const struct kv_pages *pages) {
+    const struct prefix_index *index = pages->index;
+    if (index == NULL)
+        return true;
+    for (uint32_t block = 0; block < index->capacity; block++) {
+        if (!index->blocks[block].used)
+            continue;
+        uint32_t held = 0;
+        for (uint32_t i = 0; i < pages->heads; i++) {
+            uint32_t page = prefix_index_pages(index, block)[i];
+            if (page >= pages->total || pages->states[page].block != block)
+                return false;
+            held += pages->states[page].references > 0;
+        }
+        if (held != index->blocks[block].pages_held)
+            return false;
+    }
+    return prefix_index_check(index);
+}
+
+/* Each page is free, idle or held, and only one of them; references [total] are the sequences'. */
+static bool check_pages(const struct kv_pages *pages, const uint32_t *references, bool *is_free) {
+    for (uint32_t i = 0; i < pages->free_count; i++) {
+        uint32_t page = pages->free_list[i];
+        if (page >= pages->total || is_free[page])
+            return false;
+        is_free[page] = true;
+    }
+    uint32_t idle = 0, published = 0;
+    for (uint32_t page = 0; page < pages->total; page++) {
+        const struct kv_page_state *state = &pages->states[page];
+        bool is_published = state->block != PREFIX_NO_BLOCK;
+        if (state->references != references[page] || is_free[page] != (state->references == 0 && !is_published))
+            return false;
+        published += is_published;
+        idle += is_published && state->references == 0;
+    }
+    uint32_t expected = pages->index != NULL ? pages->index->used * pages->heads : 0;
+    return idle == pages->idle_count && published == expected;
+}
+
+bool kv_cache_check(const struct kv_cache *cache) {
+    uint32_t *references = calloc(cache->pages.total, sizeof *references);
+    bool *is_free = calloc(cache->pages.total, sizeof *is_free);
+    bool consistent = references != NULL && is_free != NULL && cache->batch.copies == 0 &&
+                      cache->batch.fresh_count == 0 && check_sequences(cache, references) &&
+                      check_pages(&cache->pages, references, is_free) && check_blocks(&cache->pages);
+    free(references);
+    free(is_free);
+    return consistent;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The inside of kv_cache.h: what its files (kv_cache.c, kv_append.c, kv_prune.c, kv_prefix.c, kv_check.c) and its tests
+ * share.
+ */
+#ifndef ENGINE_KV_INTERNAL_H
+#define ENGINE_KV_INTERNAL_H
+
+#include "engine/kv_cache.h"
+#include "engine/kv_pages.h"
+
+#define KV_NO_SLOT UINT32_MAX
+
+enum { KV_BATCH_PAGES = 256 };
+
+/* Page operations gathered over heads, so that the backend is called once for many pages. The source of a copy is
+ * dropped after the copy was made: until then nobody else can take it. */
+struct kv_page_batch {
+    uint32_t copy_from[KV_BATCH_PAGES];
+    uint32_t copy_to[KV_BATCH_PAGES];
+    uint32_t copies;
+    uint32_t fresh[KV_BATCH_PAGES]; /* pages whose slots are to be marked as unused */
+    uint32_t fresh_count;
+};
+
+/* What a sequence holds of one (layer, KV head). Slot s lies in pages[s / 16]; exactly the pages that slots need are
+ * held. */
+struct kv_head {
+    uint32_t *pages;
+    uint32_t pages_count, pages_capacity;
+    uint32_t slots;
+    uint32_t first_new;      /* slot of the first token appended last */
+    uint32_t marked;         /* evicted slot that waits for a new token, or KV_NO_SLOT */
+    uint32_t slots_capacity; /* of positions and order */
+    uint32_t *positions;     /* [slots] by slot; NULL while the head is unpruned: slot == position */
+    uint32_t *order;         /* [slots] slots by ascending position, the marked one last; inside positions' memory */
+};
+
+struct kv_sequence {
+    struct kv_cache *cache;
+    struct kv_sequence *next, *previous; /* of the cache's list */
+    uint32_t length;                     /* L */
+    bool pruned;                         /* some head is */
+    uint32_t published;                  /* leading blocks that are adopted, published, or found published */
+    uint32_t last_block;                 /* the last of them, if it is still the one of that generation */
+    uint32_t last_generation;
+    struct kv_head heads[]; /* [layers * kv_heads] */
+};
+
+struct kv_cache {
+    struct kv_pages pages;
+    struct kv_sequence *sequences; /* a list of all, for kv_cache_check */
+    struct kv_page_batch batch;    /* empty between calls */
+    uint32_t *block_pages;         /* [layers * kv_heads] for publishing */
+};
+
+static inline uint32_t kv_pages_for(uint32_t slots) {
+    return slots / KV_PAGE_SLOTS + (slots % KV_PAGE_SLOTS != 0);
+}
+
+/* NULL when the layout has no such head. */
+struct kv_head *kv_sequence_head(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
+
+/* Room for count pages (count slots of a pruned head), with growth by doubling; 0 or ERROR_MEMORY. */
+int kv_head_reserve_pages(struct kv_head *head, uint32_t count);
+int kv_head_reserve_slots(struct kv_head *head, uint32_t count);
+
+/* Forgets that the sequence's remembered block exists when it was taken back meanwhile; returns it or
+ * PREFIX_NO_BLOCK. */
+uint32_t kv_sequence_last_block(const struct kv_sequence *sequence);
+
+#endif

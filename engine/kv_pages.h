@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The page pool of the KV cache: the backend's memory cut into pages, how many sequences hold each, which are free, and
+ * which are published in the index of shared prefixes. Inside of kv_cache.h; used by its files only.
+ *
+ * A page is in one of four states:
+ *   free                       on the free list (last in, first out: a page that is still in a cache is used again)
+ *   held                       by one or more sequences
+ *   published and held         also belongs to an indexed block: must not be written
+ *   published and idle         nobody holds it; counts as free, and its block is taken back when the free list is empty
+ */
+#ifndef ENGINE_KV_PAGES_H
+#define ENGINE_KV_PAGES_H
+
+#include "engine/prefix_index.h"
+
+struct kv_page_state {
+    uint32_t references; /* by sequences */
+    uint32_t block;      /* that it is published in, or PREFIX_NO_BLOCK */
+};
+
+struct kv_pages {
+    struct backend *backend;
+    struct kv_pool pool;
+    uint32_t total;
+    uint32_t heads; /* layers * kv_heads */
+    struct kv_page_state *states;
+    uint32_t *free_list; /* [total] a stack */
+    uint32_t free_count;
+    uint32_t idle_count;        /* published pages that nobody holds */
+    struct prefix_index *index; /* NULL: no sharing of prefixes */
+    bool poison_free;
+};
+
+/* Cuts bytes into pages. On failure everything is released and pages is zero. */
+int kv_pages_create(struct kv_pages *pages, struct backend *backend, const struct kv_layout *layout, size_t bytes,
+    bool prefix_sharing, bool poison_free, struct error *error);
+void kv_pages_free(struct kv_pages *pages);
+
+/* Pages that can be taken. */
+static inline uint32_t kv_pages_available(const struct kv_pages *pages) {
+    return pages->free_count + pages->idle_count;
+}
+
+/* A page must be copied before its holder writes to it. */
+static inline bool kv_pages_is_shared(const struct kv_pages *pages, uint32_t page) {
+    const struct kv_page_state *state = &pages->states[page];
+    return state->references > 1 || state->block != PREFIX_NO_BLOCK;
+}
+
+/* Takes an available page, with one reference; its content is undefined. Takes back a block when the free list is
+ * empty, which unpublishes that block's other pages. */
+uint32_t kv_pages_take(struct kv_pages *pages);
+
+/* Another reference to a page that is held or published. */
+void kv_pages_hold(struct kv_pages *pages, uint32_t page);
+/* Gives back one reference. */
+void kv_pages_drop(struct kv_pages *pages, uint32_t page);
+
+/* Publishes held pages [heads] as the block of these tokens after parent. Returns the block; PREFIX_NO_BLOCK when one
+ * of the pages is published already. */
+uint32_t kv_pages_publish(
+    struct kv_pages *pages, uint32_t parent, const int32_t tokens[KV_PAGE_SLOTS], const uint32_t *block_pages);
+
+/* Removes a block and all that follow it from the index: idle pages become free, held ones their holders' own. */
+void kv_pages_unpublish(struct kv_pages *pages, uint32_t block);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared prefixes: sequences meet the index of blocks.
+ */
+#include "engine/kv_internal.h"
+
+uint32_t kv_sequence_last_block(const struct kv_sequence *sequence) {
+    const struct prefix_index *index = sequence->cache->pages.index;
+    uint32_t block = sequence->last_block;
+    if (index == NULL || block == PREFIX_NO_BLOCK)
+        return PREFIX_NO_BLOCK;
+    const struct prefix_block *at = &index->blocks[block];
+    return at->used && at->generation == sequence->last_generation ? block : PREFIX_NO_BLOCK;
+}
+
+static void remember_block(struct kv_sequence *sequence, uint32_t published, uint32_t block) {
+    sequence->published = published;
+    sequence->last_block = block;
+    sequence->last_generation = block != PREFIX_NO_BLOCK ? sequence->cache->pages.index->blocks[block].generation : 0;
+}
+
+/* Walks the index along tokens, at most `most` blocks: returns how many are there. */
+static uint32_t match_blocks(const struct prefix_index *index, const int32_t *tokens, uint32_t most, uint32_t *last) {
+    uint32_t count = 0;
+    *last = PREFIX_NO_BLOCK;
+    for (; count < most; count++) {
+        uint32_t block = prefix_index_find(index, *last, tokens + (size_t)count * KV_PAGE_SLOTS);
+        if (block == PREFIX_NO_BLOCK)
+            break;
+        *last = block;
+    }
+    return count;
+}
+
+static uint32_t blocks_within(uint32_t count, uint32_t limit) {
+    return (count < limit ? count : limit) / KV_PAGE_SLOTS;
+}
+
+uint32_t kv_cache_match_prefix(
+    struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t *unheld_pages) {
+    const struct prefix_index *index = cache->pages.index;
+    *unheld_pages = 0;
+    if (index == NULL)
+        return 0;
+    uint32_t last;
+    uint32_t blocks = match_blocks(index, tokens, blocks_within(count, limit), &last);
+    for (uint32_t block = last; block != PREFIX_NO_BLOCK; block = index->blocks[block].parent)
+        *unheld_pages += index->pages_a_block - index->blocks[block].pages_held;
+    return blocks * KV_PAGE_SLOTS;
+}
+
+static void hold_block(struct kv_sequence *sequence, uint32_t number, uint32_t block) {
+    struct kv_pages *pages = &sequence->cache->pages;
+    const uint32_t *block_pages = prefix_index_pages(pages->index, block);
+    for (uint32_t i = 0; i < pages->heads; i++) {
+        kv_pages_hold(pages, block_pages[i]);
+        sequence->heads[i].pages[number] = block_pages[i];
+    }
+}
+
+uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *tokens, uint32_t count, uint32_t limit) {
+    struct kv_pages *pages = &sequence->cache->pages;
+    if (pages->index == NULL || sequence->length > 0)
+        return 0;
+    uint32_t last;
+    uint32_t blocks = match_blocks(pages->index, tokens, blocks_within(count, limit), &last);
+    for (uint32_t i = 0; i < pages->heads; i++)
+        if (kv_head_reserve_pages(&sequence->heads[i], blocks) != 0)
+            return 0; /* computing the prefix instead is always possible */
+    remember_block(sequence, blocks, last);
+    for (uint32_t number = blocks; number-- > 0; last = pages->index->blocks[last].parent)
+        hold_block(sequence, number, last);
+    for (uint32_t i = 0; i < pages->heads; i++) {
+        struct kv_head *head = &sequence->heads[i];
+        head->pages_count = blocks;
+        head->slots = head->first_new = blocks * KV_PAGE_SLOTS;
+    }
+    sequence->length = blocks * KV_PAGE_SLOTS;
+    return sequence->length;
+}
+
+static uint32_t publish_block(
+    struct kv_sequence *sequence, uint32_t number, uint32_t parent, const int32_t tokens[KV_PAGE_SLOTS]) {
+    struct kv_cache *cache = sequence->cache;
+    uint32_t block = prefix_index_find(cache->pages.index, parent, tokens);
+    if (block != PREFIX_NO_BLOCK)
+        return block;
+    for (uint32_t i = 0; i < cache->pages.heads; i++)
+        cache->block_pages[i] = sequence->heads[i].pages[number];
+    return kv_pages_publish(&cache->pages, parent, tokens, cache->block_pages);
+}
+
+void kv_sequence_publish(struct kv_sequence *sequence, const int32_t *tokens) {
+    uint32_t complete = sequence->length / KV_PAGE_SLOTS;
+    if (sequence->cache->pages.index == NULL || sequence->pruned || sequence->published >= complete)
+        return;
+    /* The chain that was published before may have been taken back: then it is published anew from its start. */
+    uint32_t parent = kv_sequence_last_block(sequence);
+    uint32_t number = parent != PREFIX_NO_BLOCK ? sequence->published : 0;
+    while (number < complete) {
+        uint32_t block = publish_block(sequence, number, parent, tokens + (size_t)number * KV_PAGE_SLOTS);
+        if (block == PREFIX_NO_BLOCK) /* only when tokens are not those of an earlier call */
+            break;
+        parent = block;
+        number++;
+    }
+    remember_block(sequence, number, parent);
+}
