@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/kv_model.h"
+#include "tests/unit/failing_malloc.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+char kv_model_place[128] = "";
+
+void kv_model_require(bool holds, const char *text, const char *file, int line) {
+    if (holds)
+        return;
+    print_error("%s: required: %s\n", kv_model_place, text);
+    _fail(file, line);
+}
+
+static uint64_t mix(uint64_t a, uint64_t b) {
+    uint64_t x = (a ^ (b + 0x632be59bd9b4e019u)) * 0xd6e8feb86659fd93u;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
+    return x ^ (x >> 32);
+}
+
+/* A key (odd 0) or value (odd 1), exact in float32. */
+static float number(const struct model_slot *slot, uint32_t head, uint32_t channel, uint32_t odd) {
+    return (float)(mix(mix(slot->content, slot->position), (head * 64 + channel) * 2 + odd) & 0xffffff);
+}
+
+struct kv_cache *kv_model_cache(struct plain_backend *plain, uint32_t pages, bool prefix_sharing) {
+    struct kv_cache_options options = {
+        .layout = {MODEL_LAYERS, MODEL_KV_HEADS, MODEL_HEAD_DIM, KV_F32},
+        .prefix_sharing = prefix_sharing,
+        .poison_free = true,
+    };
+    plain_backend_open(plain);
+    options.bytes = pages * kv_page_bytes(&options.layout);
+    struct error error;
+    struct kv_cache *cache = kv_cache_create(&plain->backend, &options, &error);
+    REQUIRE(cache != NULL);
+    REQUIRE(kv_cache_pages_total(cache) == pages && kv_cache_pages_free(cache) == pages);
+    return cache;
+}
+
+static struct twin *new_twin(struct kv_sequence *real) {
+    failing_malloc_disarm();
+    if (real == NULL)
+        return NULL;
+    struct twin *twin = calloc(1, sizeof *twin);
+    twin->real = real;
+    for (uint32_t h = 0; h < MODEL_HEADS; h++)
+        twin->heads[h].marked = KV_NO_SLOT;
+    return twin;
+}
+
+struct twin *twin_create(struct kv_cache *cache) {
+    return new_twin(kv_sequence_create(cache));
+}
+
+static void *copy_of(const void *from, size_t bytes) {
+    void *to = malloc(bytes + 1);
+    if (bytes > 0)
+        memcpy(to, from, bytes);
+    return to;
+}
+
+struct twin *twin_fork(const struct twin *twin) {
+    struct twin *fork = new_twin(kv_sequence_fork(twin->real));
+    if (fork == NULL)
+        return NULL;
+    fork->length = twin->length;
+    fork->content = twin->content;
+    fork->pruned = twin->pruned;
+    fork->tokens = copy_of(twin->tokens, twin->length * sizeof *twin->tokens);
+    for (uint32_t h = 0; h < MODEL_HEADS; h++) {
+        fork->heads[h] = twin->heads[h];
+        fork->heads[h].slots = copy_of(twin->heads[h].slots, twin->heads[h].count * sizeof(struct model_slot));
+    }
+    return fork;
+}
+
+void twin_free(struct twin *twin) {
+    kv_sequence_free(twin->real);
+    for (uint32_t h = 0; h < MODEL_HEADS; h++)
+        free(twin->heads[h].slots);
+    free(twin->tokens);
+    free(twin);
+}
+
+static void write_slot(const struct kv_pool *pool, const struct kv_head_view *view, uint32_t head, uint32_t at,
+    const struct model_slot *slot) {
+    uint32_t page = view->pages[at / KV_PAGE_SLOTS], place = at % KV_PAGE_SLOTS;
+    for (uint32_t c = 0; c < MODEL_HEAD_DIM; c++) {
+        *plain_key(pool, page, place, c) = number(slot, head, c, 0);
+        *plain_value(pool, page, place, c) = number(slot, head, c, 1);
+    }
+    *plain_position(pool, page, place) = (int32_t)slot->position;
+}
+
+/* What rope_and_append does in the engine, together with the model's side. */
+static void add_to_head(struct twin *twin, uint32_t h, const uint64_t *contents, uint32_t count) {
+    struct model_head *head = &twin->heads[h];
+    struct kv_head_view views[MODEL_KV_HEADS];
+    kv_sequence_views(twin->real, h / MODEL_KV_HEADS, views);
+    const struct kv_head_view *view = &views[h % MODEL_KV_HEADS];
+    const struct kv_pool *pool = kv_cache_pool(twin->real->cache);
+    uint32_t first = head->count;
+    if (count == 1 && head->marked != KV_NO_SLOT) {
+        first = head->marked;
+        head->marked = KV_NO_SLOT;
+    } else {
+        head->count += count;
+        head->slots = realloc(head->slots, head->count * sizeof *head->slots);
+    }
+    REQUIRE(view->first_slot == first && view->slots == head->count);
+    for (uint32_t i = 0; i < count; i++) {
+        head->slots[first + i] = (struct model_slot){twin->length + i, contents[i]};
+        write_slot(pool, view, h, first + i, &head->slots[first + i]);
+    }
+}
+
+static uint64_t next_content(const struct twin *twin, uint64_t before, int32_t token) {
+    static uint64_t unique = 0; /* what a pruned sequence computes is nobody else's */
+    return mix(mix(before, (uint64_t)token), twin->pruned ? ++unique : 0);
+}
+
+static void learn_tokens(struct twin *twin, const int32_t *tokens, uint32_t count) {
+    twin->tokens = realloc(twin->tokens, (twin->length + count + 1) * sizeof *tokens);
+    if (count > 0)
+        memcpy(twin->tokens + twin->length, tokens, count * sizeof *tokens);
+}
+
+int twin_append(struct twin *twin, const int32_t *tokens, uint32_t count) {
+    const struct kv_cache *cache = twin->real->cache;
+    uint32_t needed = kv_sequence_pages_needed(twin->real, count), available = kv_cache_pages_free(cache);
+    int code = kv_sequence_append(twin->real, count, NULL);
+    failing_malloc_disarm();
+    REQUIRE((code == ERROR_PAGES) == (needed > available));
+    REQUIRE(kv_cache_pages_free(cache) == (code == 0 ? available - needed : available));
+    if (code != 0)
+        return code;
+    uint64_t *contents = malloc(count * sizeof *contents);
+    for (uint32_t i = 0; i < count; i++)
+        contents[i] = twin->content = next_content(twin, twin->content, tokens[i]);
+    for (uint32_t h = 0; h < MODEL_HEADS; h++)
+        add_to_head(twin, h, contents, count);
+    free(contents);
+    learn_tokens(twin, tokens, count);
+    twin->length += count;
+    return 0;
+}
+
+uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit) {
+    uint32_t adopted = kv_sequence_adopt_prefix(twin->real, tokens, count, limit);
+    failing_malloc_disarm();
+    REQUIRE(adopted <= count && adopted <= limit && adopted % KV_PAGE_SLOTS == 0);
+    learn_tokens(twin, tokens, adopted);
+    for (uint32_t h = 0; h < MODEL_HEADS; h++) {
+        twin->heads[h].slots = calloc(adopted + 1, sizeof(struct model_slot));
+        twin->heads[h].count = adopted;
+    }
+    for (uint32_t i = 0; i < adopted; i++) {
+        twin->content = next_content(twin, twin->content, tokens[i]);
+        for (uint32_t h = 0; h < MODEL_HEADS; h++)
+            twin->heads[h].slots[i] = (struct model_slot){i, twin->content};
+    }
+    twin->length = adopted;
+    return adopted;
+}
+
+int twin_keep(struct twin *twin, uint32_t h, const uint32_t *slots, uint32_t count) {
+    struct model_head *head = &twin->heads[h];
+    uint32_t available = kv_cache_pages_free(twin->real->cache);
+    int code = kv_sequence_keep(twin->real, h / MODEL_KV_HEADS, h % MODEL_KV_HEADS, slots, count, NULL);
+    if (code != 0)
+        REQUIRE(kv_cache_pages_free(twin->real->cache) == available);
+    if (code != 0 || count == head->count)
+        return code;
+    uint32_t marked = KV_NO_SLOT;
+    for (uint32_t i = 0; i < count; i++) {
+        if (slots[i] == head->marked)
+            marked = i;
+        head->slots[i] = head->slots[slots[i]];
+    }
+    head->marked = marked;
+    head->count = count;
+    twin->pruned = true;
+    return 0;
+}
+
+int twin_evict(struct twin *twin, uint32_t h, uint32_t slot) {
+    struct model_head *head = &twin->heads[h];
+    uint32_t available = kv_cache_pages_free(twin->real->cache);
+    int code = kv_sequence_evict(twin->real, h / MODEL_KV_HEADS, h % MODEL_KV_HEADS, slot, NULL);
+    if (code != 0) {
+        REQUIRE(kv_cache_pages_free(twin->real->cache) == available);
+        return code;
+    }
+    REQUIRE(head->marked == KV_NO_SLOT && slot < head->count);
+    head->marked = slot;
+    head->slots[slot].position = KV_NO_POSITION;
+    twin->pruned = true;
+    return 0;
+}
+
+void twin_publish(struct twin *twin) {
+    uint32_t available = kv_cache_pages_free(twin->real->cache);
+    kv_sequence_publish(twin->real, twin->tokens);
+    REQUIRE(kv_cache_pages_free(twin->real->cache) == available);
+}
+
+static void compare_page_slot(const struct kv_pool *pool, const struct kv_head_view *view,
+    const struct model_head *head, uint32_t h, uint32_t at) {
+    uint32_t page = view->pages[at / KV_PAGE_SLOTS], place = at % KV_PAGE_SLOTS;
+    if (at >= head->count || at == head->marked) {
+        REQUIRE(*plain_position(pool, page, place) == KV_NO_POSITION);
+        return;
+    }
+    const struct model_slot *slot = &head->slots[at];
+    REQUIRE(*plain_position(pool, page, place) == (int32_t)slot->position);
+    for (uint32_t c = 0; c < MODEL_HEAD_DIM; c++) {
+        REQUIRE(*plain_key(pool, page, place, c) == number(slot, h, c, 0));
+        REQUIRE(*plain_value(pool, page, place, c) == number(slot, h, c, 1));
+    }
+}
+
+/* order must name every slot once, by ascending position. */
+static void compare_order(const struct model_head *head, const uint32_t *order) {
+    for (uint32_t i = 0; i < head->count; i++) {
+        REQUIRE(order[i] < head->count);
+        if (i > 0)
+            REQUIRE(head->slots[order[i - 1]].position < head->slots[order[i]].position);
+    }
+}
+
+void twin_compare_head(const struct twin *twin, uint32_t h) {
+    const struct model_head *head = &twin->heads[h];
+    uint32_t layer = h / MODEL_KV_HEADS, kv_head = h % MODEL_KV_HEADS;
+    REQUIRE(kv_sequence_length(twin->real) == twin->length);
+    REQUIRE(kv_sequence_slots(twin->real, layer, kv_head) == head->count);
+    struct kv_head_view views[MODEL_KV_HEADS];
+    kv_sequence_views(twin->real, layer, views);
+    REQUIRE(views[kv_head].slots == head->count);
+
+    uint32_t *numbers = malloc((head->count + 1) * sizeof *numbers);
+    kv_sequence_positions(twin->real, layer, kv_head, numbers);
+    for (uint32_t i = 0; i < head->count; i++)
+        REQUIRE(numbers[i] == head->slots[i].position);
+    kv_sequence_order(twin->real, layer, kv_head, numbers);
+    compare_order(head, numbers);
+    free(numbers);
+
+    uint32_t end = (head->count + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
+    for (uint32_t at = 0; at < end; at++)
+        compare_page_slot(kv_cache_pool(twin->real->cache), &views[kv_head], head, h, at);
+}
+
+void twin_compare(const struct twin *twin) {
+    uint32_t pages = 0;
+    for (uint32_t h = 0; h < MODEL_HEADS; h++) {
+        twin_compare_head(twin, h);
+        pages += (twin->heads[h].count + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
+    }
+    REQUIRE(kv_sequence_pages_held(twin->real) == pages);
+}
+
+/* Distinct pages that views of twins show, counted without the cache's own counters. */
+static uint32_t count_held(const struct kv_cache *cache, struct twin *const *twins, uint32_t count) {
+    bool *seen = calloc(kv_cache_pages_total(cache), sizeof *seen);
+    uint32_t held = 0;
+    for (uint32_t t = 0; t < count; t++)
+        for (uint32_t h = 0; h < MODEL_HEADS; h++) {
+            struct kv_head_view views[MODEL_KV_HEADS];
+            kv_sequence_views(twins[t]->real, h / MODEL_KV_HEADS, views);
+            const struct kv_head_view *view = &views[h % MODEL_KV_HEADS];
+            for (uint32_t i = 0; i * KV_PAGE_SLOTS < view->slots; i++) {
+                held += !seen[view->pages[i]];
+                seen[view->pages[i]] = true;
+            }
+        }
+    free(seen);
+    return held;
+}
+
+void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t count) {
+    REQUIRE(kv_cache_check(cache));
+    REQUIRE(kv_cache_pages_free(cache) + count_held(cache, twins, count) == kv_cache_pages_total(cache));
+    for (uint32_t i = 0; i < cache->pages.free_count; i++)
+        REQUIRE(plain_is_poisoned(kv_cache_pool(cache), cache->pages.free_list[i]));
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A KV cache kept twice: the real one, and plain lists of (position, content) a head that are compared with it.
+ *
+ * The content of a token's slot is a number that stands for everything the token's key and value depend on: the tokens
+ * up to it and, once the sequence is pruned, its own history. Keys and values are computed from content, layer, head,
+ * position and channel, so that two slots hold the same only when they should.
+ *
+ * Every function here carries out an operation on both sides and requires that they agree; REQUIRE fails the running
+ * test and prints kv_model_place. An allocation that was made to fail (failing_malloc.h) fails on the real side only.
+ */
+#ifndef TESTS_KV_MODEL_H
+#define TESTS_KV_MODEL_H
+
+#include "engine/kv_internal.h"
+#include "tests/unit/plain_backend.h"
+
+enum { MODEL_LAYERS = 2, MODEL_KV_HEADS = 2, MODEL_HEADS = MODEL_LAYERS * MODEL_KV_HEADS, MODEL_HEAD_DIM = 4 };
+
+extern char kv_model_place[128]; /* where a test is, for the message of a failure */
+
+void kv_model_require(bool holds, const char *text, const char *file, int line);
+#define REQUIRE(condition) kv_model_require((condition), #condition, __FILE__, __LINE__)
+
+struct model_slot {
+    uint32_t position;
+    uint64_t content;
+};
+
+struct model_head {
+    struct model_slot *slots;
+    uint32_t count;
+    uint32_t marked; /* KV_NO_SLOT: none */
+};
+
+struct twin {
+    struct kv_sequence *real;
+    int32_t *tokens;
+    uint64_t content; /* of the last token */
+    uint32_t length;
+    bool pruned;
+    struct model_head heads[MODEL_HEADS];
+};
+
+struct kv_cache *kv_model_cache(struct plain_backend *plain, uint32_t pages, bool prefix_sharing);
+
+struct twin *twin_create(struct kv_cache *cache); /* NULL when the real side could not allocate */
+struct twin *twin_fork(const struct twin *twin);
+void twin_free(struct twin *twin);
+
+/* Each returns the real side's code; unless it is 0, both sides are as before. */
+int twin_append(struct twin *twin, const int32_t *tokens, uint32_t count);
+int twin_keep(struct twin *twin, uint32_t head, const uint32_t *slots, uint32_t count);
+int twin_evict(struct twin *twin, uint32_t head, uint32_t slot);
+void twin_publish(struct twin *twin);
+uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit);
+
+/* Compares one head, or all of them, with the real side: slots, positions, order, keys, values. */
+void twin_compare_head(const struct twin *twin, uint32_t head);
+void twin_compare(const struct twin *twin);
+
+/* Requires that kv_cache_check is content, that pages free and pages held by twins [count] make up the pool, and that
+ * the pages of the free list are poisoned. */
+void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t count);
+
+#endif
