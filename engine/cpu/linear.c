@@ -237,6 +237,12 @@ void cpu_linear(struct backend *backend, const struct backend_weight *const *wei
 }
 
 const struct linear_kernels *cpu_linear_kernels(enum cpu_tier tier) {
+#if defined(__x86_64__)
+    if (tier == CPU_AVX512)
+        return &linear_kernels_avx512;
+    if (tier == CPU_AVX2)
+        return &linear_kernels_avx2;
+#endif
     (void)tier;
     return &linear_kernels_scalar;
 }

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * AVX-512 VNNI kernels. One body per kind of format is written for a constant number of rows and of 16-lane halves,
+ * inlined into each case of a switch, so that all accumulators stay in registers: up to 4 rows take both halves of a
+ * strip at once, more rows one half after the other.
+ */
+#include "engine/cpu/linear.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __m512i broadcast_int(const void *from) {
+    int32_t value;
+    memcpy(&value, from, sizeof value);
+    return _mm512_set1_epi32(value);
+}
+
+INLINE __m512 load_halves(const uint16_t *from) {
+    return _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)from));
+}
+
+INLINE __m512 load_bfloats(const uint16_t *from) {
+    __m512i bits = _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i *)from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+
+INLINE void store(const struct linear_tile *tile, uint32_t row, uint32_t half, __m512 value) {
+    float *out = tile->out + row * tile->out_stride + half * LINEAR_LANES;
+    if (tile->add)
+        value = _mm512_add_ps(_mm512_loadu_ps(out), value);
+    _mm512_storeu_ps(out, value);
+}
+
+/* Where the integer dot product starts, to take back the offset of unsigned weights. */
+INLINE __m512i dot_start(enum linear_format format, const struct linear_block *x) {
+    if (format == LINEAR_Q8_0)
+        return broadcast_int(&x->minus_128_sum);
+    if (format == LINEAR_Q4_0)
+        return broadcast_int(&x->minus_8_sum);
+    return _mm512_setzero_si512();
+}
+
+INLINE void multiply_blocks(
+    const struct linear_tile *tile, enum linear_format format, uint32_t rows, uint32_t first_half, uint32_t halves) {
+    const uint32_t groups = format == LINEAR_Q8_0 ? 8 : 4;
+    const size_t step_bytes = LINEAR_STRIP * (groups * 4 + (format == LINEAR_Q4_1 ? 4 : 2));
+    const __m512i low_nibbles = _mm512_set1_epi8(15);
+    const char *strip = tile->strip;
+    const struct linear_block *x = tile->panel;
+    __m512 sum[LINEAR_PANEL][2];
+    __m512i dot[LINEAR_PANEL][2];
+#pragma GCC unroll 8
+    for (uint32_t row = 0; row < rows; row++)
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < halves; half++)
+            sum[row][half] = _mm512_setzero_ps();
+
+    for (uint32_t step = 0; step < tile->steps; step++, strip += step_bytes, x += rows) {
+#pragma GCC unroll 8
+        for (uint32_t row = 0; row < rows; row++)
+#pragma GCC unroll 2
+            for (uint32_t half = 0; half < halves; half++)
+                dot[row][half] = dot_start(format, &x[row]);
+#pragma GCC unroll 8
+        for (uint32_t group = 0; group < groups; group++) {
+#pragma GCC unroll 2
+            for (uint32_t half = 0; half < halves; half++) {
+                __m512i words = _mm512_load_si512(strip + ((first_half + half) * groups + group) * 64);
+                __m512i low = format == LINEAR_Q8_0 ? words : _mm512_and_si512(words, low_nibbles);
+                __m512i high = _mm512_and_si512(_mm512_srli_epi32(words, 4), low_nibbles);
+#pragma GCC unroll 8
+                for (uint32_t row = 0; row < rows; row++) {
+                    dot[row][half] = _mm512_dpbusd_epi32(dot[row][half], low, broadcast_int(x[row].q + group * 4));
+                    if (format != LINEAR_Q8_0)
+                        dot[row][half] =
+                            _mm512_dpbusd_epi32(dot[row][half], high, broadcast_int(x[row].q + 16 + group * 4));
+                }
+            }
+        }
+        const uint16_t *scales = (const uint16_t *)(strip + groups * 128);
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < halves; half++) {
+            __m512 d = load_halves(scales + (first_half + half) * LINEAR_LANES);
+            __m512 m = _mm512_setzero_ps();
+            if (format == LINEAR_Q4_1)
+                m = load_halves(scales + LINEAR_STRIP + (first_half + half) * LINEAR_LANES);
+#pragma GCC unroll 8
+            for (uint32_t row = 0; row < rows; row++) {
+                __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(x[row].scale));
+                sum[row][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[row][half]), scale, sum[row][half]);
+                if (format == LINEAR_Q4_1)
+                    sum[row][half] = _mm512_fmadd_ps(m, _mm512_set1_ps(x[row].scaled_sum), sum[row][half]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t row = 0; row < rows; row++)
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < halves; half++)
+            store(tile, row, first_half + half, sum[row][half]);
+}
+
+INLINE __m512 load_values(enum linear_format format, const void *strip, size_t index) {
+    if (format == LINEAR_F32)
+        return _mm512_load_ps((const float *)strip + index);
+    const uint16_t *values = (const uint16_t *)strip + index;
+    return format == LINEAR_F16 ? load_halves(values) : load_bfloats(values);
+}
+
+INLINE void multiply_floats(
+    const struct linear_tile *tile, enum linear_format format, uint32_t rows, uint32_t first_half, uint32_t halves) {
+    const float *x = tile->panel;
+    __m512 sum[LINEAR_PANEL][2];
+#pragma GCC unroll 8
+    for (uint32_t row = 0; row < rows; row++)
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < halves; half++)
+            sum[row][half] = _mm512_setzero_ps();
+    for (size_t column = 0; column < tile->steps; column++, x += rows) {
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < halves; half++) {
+            __m512 weights =
+                load_values(format, tile->strip, column * LINEAR_STRIP + (first_half + half) * LINEAR_LANES);
+#pragma GCC unroll 8
+            for (uint32_t row = 0; row < rows; row++)
+                sum[row][half] = _mm512_fmadd_ps(weights, _mm512_set1_ps(x[row]), sum[row][half]);
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t row = 0; row < rows; row++)
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < halves; half++)
+            store(tile, row, first_half + half, sum[row][half]);
+}
+
+INLINE void multiply(const struct linear_tile *tile, enum linear_format format, uint32_t rows) {
+    const bool is_float = format == LINEAR_F32 || format == LINEAR_F16 || format == LINEAR_BF16;
+    if (is_float) {
+        multiply_floats(tile, format, rows, 0, 2);
+    } else if (rows <= 4) {
+        multiply_blocks(tile, format, rows, 0, 2);
+    } else {
+        multiply_blocks(tile, format, rows, 0, 1);
+        multiply_blocks(tile, format, rows, 1, 1);
+    }
+}
+
+INLINE void multiply_any(const struct linear_tile *tile, enum linear_format format) {
+    switch (tile->rows) {
+    case 1:
+        multiply(tile, format, 1);
+        break;
+    case 2:
+        multiply(tile, format, 2);
+        break;
+    case 3:
+        multiply(tile, format, 3);
+        break;
+    case 4:
+        multiply(tile, format, 4);
+        break;
+    case 5:
+        multiply(tile, format, 5);
+        break;
+    case 6:
+        multiply(tile, format, 6);
+        break;
+    case 7:
+        multiply(tile, format, 7);
+        break;
+    default:
+        multiply(tile, format, LINEAR_PANEL);
+        break;
+    }
+}
+
+static void multiply_f32(const struct linear_tile *tile) {
+    multiply_any(tile, LINEAR_F32);
+}
+
+static void multiply_f16(const struct linear_tile *tile) {
+    multiply_any(tile, LINEAR_F16);
+}
+
+static void multiply_bf16(const struct linear_tile *tile) {
+    multiply_any(tile, LINEAR_BF16);
+}
+
+static void multiply_q8_0(const struct linear_tile *tile) {
+    multiply_any(tile, LINEAR_Q8_0);
+}
+
+static void multiply_q4_0(const struct linear_tile *tile) {
+    multiply_any(tile, LINEAR_Q4_0);
+}
+
+static void multiply_q4_1(const struct linear_tile *tile) {
+    multiply_any(tile, LINEAR_Q4_1);
+}
+
+/* Nearest binary16, as float. */
+INLINE float round_to_half(float value) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT)));
+}
+
+static void round_block(const float *x, struct linear_block *block) {
+    __m512 low = _mm512_loadu_ps(x);
+    __m512 high = _mm512_loadu_ps(x + 16);
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i bits = _mm512_max_epi32(
+        _mm512_and_si512(_mm512_castps_si512(low), magnitude), _mm512_and_si512(_mm512_castps_si512(high), magnitude));
+    int32_t largest = _mm512_reduce_max_epi32(bits);
+    float amax;
+    memcpy(&amax, &largest, sizeof amax);
+    float scale = isfinite(amax) ? round_to_half(amax / 127) : NAN;
+    if (!(scale > 0)) {
+        memset(block, 0, sizeof *block);
+        block->scale = scale;
+        return;
+    }
+    __m512 inverse = _mm512_set1_ps(127 / amax);
+    __m512i q_low = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
+    __m512i q_high = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+    int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q_low, q_high));
+    _mm_storeu_si128((__m128i *)block->q, _mm512_cvtepi32_epi8(q_low));
+    _mm_storeu_si128((__m128i *)(block->q + 16), _mm512_cvtepi32_epi8(q_high));
+    block->scale = scale;
+    block->scaled_sum = scale * (float)sum;
+    block->minus_8_sum = -8 * sum;
+    block->minus_128_sum = -128 * sum;
+}
+
+static void round_panel(const float *x, uint32_t rows, uint32_t columns, struct linear_block *panel) {
+    for (uint32_t row = 0; row < rows; row++)
+        for (uint32_t block = 0; block < columns / LINEAR_BLOCK; block++)
+            round_block(x + (size_t)row * columns + (size_t)block * LINEAR_BLOCK, panel + (size_t)block * rows + row);
+}
+
+const struct linear_kernels linear_kernels_avx512 = {
+    .round_panel = round_panel,
+    .multiply =
+        {
+            [LINEAR_F32] = multiply_f32,
+            [LINEAR_F16] = multiply_f16,
+            [LINEAR_BF16] = multiply_bf16,
+            [LINEAR_Q8_0] = multiply_q8_0,
+            [LINEAR_Q4_0] = multiply_q4_0,
+            [LINEAR_Q4_1] = multiply_q4_1,
+        },
+};
