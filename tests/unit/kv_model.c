@@ -287,6 +287,6 @@ static uint32_t count_held(const struct kv_cache *cache, struct twin *const *twi
 void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t count) {
     REQUIRE(kv_cache_check(cache));
     REQUIRE(kv_cache_pages_free(cache) + count_held(cache, twins, count) == kv_cache_pages_total(cache));
-    for (uint32_t i = 0; i < cache->pages.free_count; i++)
+    for (uint32_t i = 0; cache->pages.poison_free && i < cache->pages.free_count; i++)
         REQUIRE(plain_is_poisoned(kv_cache_pool(cache), cache->pages.free_list[i]));
 }

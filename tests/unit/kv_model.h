@@ -60,7 +60,7 @@ void twin_compare_head(const struct twin *twin, uint32_t head);
 void twin_compare(const struct twin *twin);
 
 /* Requires that kv_cache_check is content, that pages free and pages held by twins [count] make up the pool, and that
- * the pages of the free list are poisoned. */
+ * the pages of the free list are poisoned, unless the cache does not do that. */
 void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t count);
 
 #endif

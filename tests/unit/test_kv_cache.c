@@ -264,6 +264,58 @@ static void test_publishing_twice(void **state) {
     kv_cache_free(cache);
 }
 
+/* What a text has in common with others is older than its end, and yet the end is taken back first. */
+static void test_end_of_a_text_is_taken_back_first(void **state) {
+    (void)state;
+    struct plain_backend plain;
+    struct kv_cache *cache = kv_model_cache(&plain, 4 * 8, true);
+    int32_t *tokens = make_tokens(80, 1), *filler = make_tokens(32, 2);
+    struct twin *twins[2] = {computed(cache, tokens, 48)};
+    twins[1] = computed(cache, tokens, 80); /* publishes blocks 3 and 4 behind the other's blocks */
+    twin_free(twins[0]);
+    twin_free(twins[1]);
+    assert_int_equal(cache->pages.free_count, 4 * 3);
+    twins[0] = computed(cache, filler, 32);
+    assert_int_equal(twin_append(twins[0], filler, 32), 0);
+    assert_int_equal(matched(cache, tokens, 80), 64);
+    kv_model_check(cache, twins, 1);
+    twin_free(twins[0]);
+    free(tokens);
+    free(filler);
+    kv_cache_free(cache);
+}
+
+/* Blocks of which some pages are still held give little: they are taken back after those that nobody holds. */
+static void test_partly_held_blocks_are_taken_back_last(void **state) {
+    (void)state;
+    struct plain_backend plain;
+    struct kv_cache *cache = kv_model_cache(&plain, 4 * 5, true);
+    int32_t *texts[3];
+    for (int32_t t = 0; t < 3; t++)
+        texts[t] = make_tokens(64, t);
+    struct twin *twins[2] = {computed(cache, texts[0], 32)};
+    assert_int_equal(twin_keep(twins[0], 0, NULL, 0), 0);
+    assert_int_equal(kv_cache_pages_free(cache), 4 * 3 + 2); /* the two pages of its first head count as free */
+    twin_free(computed(cache, texts[1], 32));
+    twins[1] = computed(cache, texts[2], 32);
+    assert_int_equal(matched(cache, texts[0], 32), 32);
+    assert_int_equal(matched(cache, texts[1], 32), 16);
+    assert_int_equal(twin_append(twins[1], texts[0], 16), 0);
+    assert_int_equal(matched(cache, texts[0], 32), 32);
+    assert_int_equal(kv_cache_pages_free(cache), 2);
+    uint32_t keep[] = {3};
+    assert_int_equal(twin_keep(twins[1], 0, keep, 1), 0); /* copies one published page; two stay in the index */
+    for (uint32_t h = 1; h < MODEL_HEADS; h++)
+        assert_int_equal(twin_keep(twins[1], h, NULL, 0), 0);
+    kv_model_check(cache, twins, 2);
+    twin_free(twins[0]);
+    twin_free(twins[1]);
+    kv_model_check(cache, NULL, 0);
+    for (int32_t t = 0; t < 3; t++)
+        free(texts[t]);
+    kv_cache_free(cache);
+}
+
 static void test_keep_frees_pages_at_once(void **state) {
     (void)state;
     struct plain_backend plain;
@@ -490,6 +542,8 @@ int main(void) {
         cmocka_unit_test(test_adopt_limits),
         cmocka_unit_test(test_published_pages_outlive_their_sequence),
         cmocka_unit_test(test_publishing_twice),
+        cmocka_unit_test(test_end_of_a_text_is_taken_back_first),
+        cmocka_unit_test(test_partly_held_blocks_are_taken_back_last),
         cmocka_unit_test(test_keep_frees_pages_at_once),
         cmocka_unit_test(test_keep_checks_slots),
         cmocka_unit_test(test_evicted_slot_is_reused),

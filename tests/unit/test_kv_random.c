@@ -25,7 +25,7 @@ struct run {
     uint32_t twins_count;
     int32_t documents[DOCUMENTS][DOCUMENT_TOKENS];
     /* What happened, so that a run that tests nothing fails: */
-    uint32_t out_of_pages, out_of_memory, adopted, reused, preempted, pruned_shared, taken_back;
+    uint32_t out_of_pages, out_of_memory, adopted, reused, preempted, keeps_refused, taken_back;
 };
 
 static uint32_t draw(struct run *run, uint32_t below) {
@@ -154,7 +154,7 @@ static int keep_some(struct run *run, struct twin *twin, uint32_t h, uint32_t pe
     arm(run);
     int code = twin_keep(twin, h, slots, count);
     disarm(run, code == ERROR_MEMORY);
-    run->pruned_shared += code == ERROR_PAGES;
+    run->keeps_refused += code == ERROR_PAGES;
     REQUIRE(code == 0 || run->plain.slots_moved == copied);
     twin_compare_head(twin, h);
     return code;
@@ -223,9 +223,10 @@ static uint64_t weak_hash(uint64_t before, const int32_t tokens[KV_PAGE_SLOTS]) 
     return (before + (uint32_t)tokens[0]) & 1;
 }
 
-static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak) {
+static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bool poison) {
     struct run run = {.seed = seed};
     run.cache = kv_model_cache(&run.plain, pages, sharing);
+    run.cache->pages.poison_free = poison;
     if (weak)
         run.cache->pages.index->hash = weak_hash;
     for (uint32_t d = 0; d < DOCUMENTS; d++)
@@ -247,38 +248,45 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak) {
     kv_model_check(run.cache, NULL, 0);
     REQUIRE(kv_cache_pages_free(run.cache) == pages);
     print_message(
-        "seed %llu: out of pages %u, out of memory %u, adopted %u, reused %u, preempted %u, shared %u, copied "
+        "seed %llu: out of pages %u, out of memory %u, adopted %u, reused %u, preempted %u, keeps refused %u, copied "
         "%llu, taken back %u\n",
         (unsigned long long)seed, run.out_of_pages, run.out_of_memory, run.adopted, run.reused, run.preempted,
-        run.pruned_shared, (unsigned long long)run.plain.pages_copied, run.taken_back);
+        run.keeps_refused, (unsigned long long)run.plain.pages_copied, run.taken_back);
     REQUIRE(run.out_of_pages > 100 && run.out_of_memory > 20 && run.reused > 100 && run.preempted > 100);
     REQUIRE(run.plain.pages_copied > 100);
-    REQUIRE(!sharing || (run.adopted > 1000 && run.taken_back > 50 && run.pruned_shared > 0));
+    REQUIRE(!sharing || (run.adopted > 1000 && run.taken_back > 50 && run.keeps_refused > 0));
     kv_cache_free(run.cache);
 }
 
 static void test_shared_prefixes(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 4; seed++)
-        run_steps(seed, 130 + 10 * (uint32_t)seed, true, false);
+        run_steps(seed, 130 + 10 * (uint32_t)seed, true, false, true);
 }
 
 static void test_hashes_that_collide(void **state) {
     (void)state;
     for (uint64_t seed = 11; seed <= 12; seed++)
-        run_steps(seed, 150, true, true);
+        run_steps(seed, 150, true, true, true);
+}
+
+/* Pages come back with what their last holder left in them. */
+static void test_without_poison(void **state) {
+    (void)state;
+    run_steps(31, 150, true, false, false);
 }
 
 static void test_without_sharing(void **state) {
     (void)state;
     for (uint64_t seed = 21; seed <= 22; seed++)
-        run_steps(seed, 140, false, false);
+        run_steps(seed, 140, false, false, true);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_prefixes),
         cmocka_unit_test(test_hashes_that_collide),
+        cmocka_unit_test(test_without_poison),
         cmocka_unit_test(test_without_sharing),
     };
     return cmocka_run_group_tests_name("kv_random", tests, NULL, NULL);
