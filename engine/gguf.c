@@ -487,6 +487,10 @@ const char *gguf_name(const struct gguf *gguf) {
     return gguf->name;
 }
 
+size_t gguf_bytes(const struct gguf *gguf) {
+    return gguf->bytes;
+}
+
 size_t gguf_pair_count(const struct gguf *gguf) {
     return gguf->pair_count;
 }

@@ -62,6 +62,7 @@ void gguf_free(struct gguf *gguf);
 
 uint32_t gguf_version(const struct gguf *gguf);
 const char *gguf_name(const struct gguf *gguf); /* path or name it was opened with */
+size_t gguf_bytes(const struct gguf *gguf);     /* of the whole file */
 size_t gguf_pair_count(const struct gguf *gguf);
 const struct gguf_pair *gguf_pair_at(const struct gguf *gguf, size_t index);
 const struct gguf_pair *gguf_find(const struct gguf *gguf, const char *key); /* NULL when absent */
@@ -80,8 +81,8 @@ int gguf_get_string(const struct gguf *gguf, const char *key, struct gguf_string
 int64_t gguf_array_int(const struct gguf_pair *pair, uint64_t i);
 double gguf_array_float(const struct gguf_pair *pair, uint64_t i);
 
-/* Copies a string for people to read: UTF-8 cut to size (at least 1) with a final NUL; control characters and bytes that
- * are not UTF-8 become '?'. Returns out. */
+/* Copies a string for people to read: UTF-8 cut to size (at least 1) with a final NUL; control characters and bytes
+ * that are not UTF-8 become '?'. Returns out. */
 char *gguf_string_show(struct gguf_string string, char *out, size_t size);
 
 /* Tells the kernel that [data, data + bytes) of the mapping is no longer needed (weights that were repacked). */
