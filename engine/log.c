@@ -46,17 +46,20 @@ static int64_t clock_milliseconds(clockid_t clock) {
 
 /* Writing. */
 
+static bool past_deadline(void) {
+    long long deadline = atomic_load(&close_deadline);
+    return deadline != 0 && clock_milliseconds(CLOCK_MONOTONIC) >= deadline;
+}
+
 /* Waits until standard error takes PIPE_BUF bytes. False: give up. */
 static bool wait_writable(void) {
     for (;;) {
         struct pollfd poll_fd = {.fd = STDERR_FILENO, .events = POLLOUT};
-        int ready = poll(&poll_fd, 1, POLL_MS);
+        bool last_try = past_deadline();
+        int ready = poll(&poll_fd, 1, last_try ? 0 : POLL_MS);
         if (ready > 0)
             return (poll_fd.revents & POLLOUT) != 0;
-        if (ready < 0 && errno != EINTR && errno != EAGAIN)
-            return false;
-        long long deadline = atomic_load(&close_deadline);
-        if (deadline != 0 && clock_milliseconds(CLOCK_MONOTONIC) >= deadline)
+        if (last_try || (ready < 0 && errno != EINTR && errno != EAGAIN))
             return false;
     }
 }

@@ -30,7 +30,7 @@ WORDS = ("the model 's 're 'LL don't it's naïve Straße привет 你好世�
 
 
 def binary(name):
-    return Path(os.environ.get("DISTILLCACHE_BUILD", ROOT / "build")) / "tests" / "model" / name
+    return Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build")) / "tests" / "model" / name
 
 
 @pytest.fixture(scope="module")
