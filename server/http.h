@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One HTTP request ("exchange"): collecting its body, finding its route, and answering.
+ *
+ * A route's handler is called once, on the loop's thread, when the whole request has arrived. It never blocks: it
+ * answers at once, or hands work on (exchange_work, a generation) and returns; the connection is then suspended until
+ * somebody answers. An exchange is answered exactly once, by one of exchange_json, exchange_text, exchange_fault or
+ * exchange_stream.
+ *
+ * An exchange lives as long as it has references: one belongs to the HTTP library, one to each piece of work on another
+ * thread, one to the generation that runs for it. When the client leaves, `abandoned` becomes true and the route's
+ * abandon function is called; whoever still holds a reference carries on to its end, and its answer goes nowhere.
+ *
+ * Every response has x-request-id (the client's, when it is 1 to 63 characters of letters, digits and -_.:, else one of
+ * ours) and CORS headers that allow any origin.
+ */
+#ifndef SERVER_HTTP_H
+#define SERVER_HTTP_H
+
+#include "server/fault.h"
+#include "server/loop.h"
+
+struct server;
+
+enum {
+    HTTP_HEADERS_MAX = 16384,        /* bytes of request line and headers; above: 431 */
+    HTTP_BODY_DRAIN_MAX = 64 << 20,  /* of a body that is refused, so much is read before the 413 is sent, so that the
+                                        client gets to read it; above, the connection is closed at once */
+};
+
+struct exchange {
+    struct server *server;
+    struct connection *connection; /* NULL when the library is done with it */
+    const struct route *route;
+    char *path;
+    char id[64];                /* x-request-id */
+    bool id_is_ours;
+    char method[16];
+    struct buffer body;         /* as received; not touched after the handler was called */
+    bool abandoned;             /* nobody reads the answer */
+    void (*abandon)(void *state); /* set by whoever works for it; called when the client leaves or time is over */
+    void *state;                /* of whoever works for it */
+    char completion_id[64];     /* for the access log; empty: none */
+    /* private to http.c */
+    unsigned references;
+    bool headers_seen, handled, answered;
+    struct fault refusal;       /* found in headers or body, sent when the request was read */
+    struct MHD_Response *response;
+    unsigned status;
+    uint64_t body_bytes;        /* received, also when refused */
+    uint64_t sent_bytes;
+    struct buffer pending;      /* stream: written, not yet sent */
+    bool stream_ended;
+    bool counted;               /* in server->exchanges_active */
+    uint64_t began_ns;
+    struct exchange *next, *previous; /* in server->exchanges */
+};
+
+/* A route. path may end in "/" + "*": the rest is exchange_path_rest, not empty. */
+struct route {
+    const char *method; /* GET (also serves HEAD) or POST */
+    const char *path;
+    void (*handle)(struct exchange *exchange);
+    bool work; /* asks for tokens: 503 while loading or draining */
+};
+const char *exchange_path_rest(const struct exchange *exchange);
+
+/* For the loop (see struct loop_callbacks); context is the server. */
+void *http_begin(void *server, struct connection *connection, const char *uri);
+enum MHD_Result http_access(
+    void *exchange, const char *url, const char *method, const char *version, const char *data, size_t *bytes);
+void http_completed(void *exchange, unsigned status, enum MHD_RequestTerminationCode reason);
+void http_gone(void *exchange);
+
+/* Takes over the body's memory. */
+void exchange_json(struct exchange *exchange, unsigned status, struct buffer *body);
+void exchange_text(struct exchange *exchange, unsigned status, const char *type, struct buffer *body);
+void exchange_fault(struct exchange *exchange, const struct fault *fault);
+
+/* Starts a reply of server-sent events. exchange_write adds to it (an empty write is allowed) and exchange_end ends it.
+ * What the client has not read yet waits in memory: at most what the request's max_tokens imply. */
+void exchange_stream(struct exchange *exchange);
+void exchange_write(struct exchange *exchange, const char *data, size_t bytes);
+void exchange_end(struct exchange *exchange);
+
+/* Runs work(state) on another thread and then done(state) on the loop's, also when the exchange was abandoned
+ * meanwhile. 0 or -1. */
+int exchange_work(struct exchange *exchange, void (*work)(void *state), void (*done)(void *state), void *state);
+
+void exchange_retain(struct exchange *exchange);
+void exchange_release(struct exchange *exchange);
+
+/* Ends the request without caring for an answer: the connection is closed. */
+void exchange_abandon(struct exchange *exchange);
+
+/* Writes prefix and 24 random hexadecimal digits. */
+void http_make_id(char *out, size_t size, const char *prefix);
+
+#endif

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The parameters that /v1/completions and /v1/chat/completions share, read into a `struct plan`.
+ *
+ * | field          | range                         | default |
+ * |----------------|-------------------------------|---------|
+ * | model          | the served model's id         | the served model |
+ * | n              | 1 to 128                      | 1       |
+ * | seed           | 64-bit integer                | random  |
+ * | temperature    | 0 to 2; 0 is greedy           | 1       |
+ * | top_p          | 0 to 1; 0 keeps one token     | 1       |
+ * | top_k          | -1 or 0 (all), or more        | all     |
+ * | min_p          | 0 to 1                        | 0       |
+ * | stop           | string or up to 4, not empty  | none    |
+ * | ignore_eos     | boolean                       | false   |
+ * | stream         | boolean                       | false   |
+ * | stream_options | {include_usage}, with stream  | none    |
+ * | skip_special_tokens | boolean                  | true    |
+ * null is the default everywhere. Prompts times n are at most 2,048.
+ */
+#ifndef SERVER_PARAMS_H
+#define SERVER_PARAMS_H
+
+#include "engine/scheduler.h"
+#include "server/fields.h"
+
+enum { CHOICES_MAX = 2048, STOPS_MAX = 4, N_MAX = 128 };
+
+/* What the parsers know of the server. */
+struct parse_context {
+    const struct tokenizer *tokenizer;
+    uint32_t vocabulary;
+    uint32_t tokens_max; /* of prompt and completion */
+    const char *model_id;
+    const char *request_id; /* for logs */
+};
+
+/* A request ready for the scheduler, and how its reply is written. */
+struct plan {
+    struct request *request; /* owned */
+    bool chat;
+    bool include_usage;
+};
+void plan_free(struct plan *plan);
+
+/* The parsers are safe on any thread; body is the parsed JSON object. On failure plan is to be freed all the same. */
+typedef int (*plan_parse)(
+    const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault);
+
+/* Reads the shared parameters into plan->request, which it creates. */
+int params_read(const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault);
+
+/* Reads an integer limit such as max_tokens; larger than the context becomes the context. *present tells whether it
+ * was given. */
+int params_read_limit(const json_t *body, const char *name, int64_t low, const struct parse_context *context,
+    uint32_t *limit, bool *present, struct fault *fault);
+
+/* Takes ids over as the next prompt of the request (which has room) after checking its length. parameter: for faults. */
+int params_add_prompt(struct request *request, struct token_list *ids, const struct parse_context *context,
+    const char *parameter, struct fault *fault);
+
+/* Text as a prompt: with the model's BOS token in front if it wants one. Empty text becomes the BOS token, or else the
+ * first end token of the vocabulary, so that there is something to continue. */
+int params_encode_prompt(const char *text, size_t bytes, bool add_special, const struct parse_context *context,
+    struct token_list *ids, struct fault *fault);
+
+/* A JSON array of token ids. name: of the field, for faults. An empty array is a fault. */
+int params_read_tokens(const json_t *array, const char *name, const struct parse_context *context,
+    struct token_list *ids, struct fault *fault);
+
+/* The model field: 0 when absent or the served model. */
+int params_check_model(const json_t *body, const struct parse_context *context, struct fault *fault);
+
+/* Known to both endpoints, and known but unsupported in both (struct field_unsupported). */
+#define PARAMS_KNOWN                                                                                                   \
+    "model", "n", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "stream", "stream_options",  \
+        "skip_special_tokens", "add_special_tokens", "user", "metadata", "store", "service_tier",                      \
+        "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "priority", "cache_prompt", "request_id",   \
+        "spaces_between_special_tokens", "best_of", "response_format"
+#define PARAMS_UNSUPPORTED                                                                                             \
+    {"logit_bias", REFUSE_NONEMPTY}, {"presence_penalty", REFUSE_NONZERO}, {"frequency_penalty", REFUSE_NONZERO},      \
+        {"repetition_penalty", REFUSE_NOT_ONE}, {"repeat_penalty", REFUSE_NOT_ONE}, {"length_penalty", REFUSE_NOT_ONE},\
+        {"typical_p", REFUSE_NOT_ONE}, {"mirostat", REFUSE_NONZERO}, {"dry_multiplier", REFUSE_NONZERO},               \
+        {"xtc_probability", REFUSE_NONZERO}, {"use_beam_search", REFUSE_TRUE}, {"early_stopping", REFUSE_TRUE},        \
+        {"min_tokens", REFUSE_NONZERO}, {"stop_token_ids", REFUSE_NONEMPTY}, {"bad_words", REFUSE_NONEMPTY},           \
+        {"allowed_token_ids", REFUSE_NONEMPTY}, {"include_stop_str_in_output", REFUSE_TRUE},                           \
+        {"prompt_logprobs", REFUSE_PRESENT}, {"truncate_prompt_tokens", REFUSE_PRESENT},                               \
+        {"logits_processors", REFUSE_NONEMPTY}, {"return_token_ids", REFUSE_TRUE},                                     \
+        {"return_tokens_as_token_ids", REFUSE_TRUE}, {"guided_json", REFUSE_PRESENT},                                  \
+        {"guided_regex", REFUSE_PRESENT}, {"guided_choice", REFUSE_PRESENT}, {"guided_grammar", REFUSE_PRESENT},       \
+        {"structured_outputs", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY}, {"json_schema", REFUSE_NONEMPTY},        \
+        {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO}, {"prediction", REFUSE_PRESENT},                    \
+        {"kv_cache", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {"functions", REFUSE_NONEMPTY}
+
+#endif

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server/server.h"
+
+#include "engine/log.h"
+#include "server/generation.h"
+#include "server/metrics.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const double FLUSH_SECONDS = 5.0; /* for last words to clients after the drain timeout */
+
+/* The file's name without directories and ending, unless the configuration names the model. */
+static void server_name_model(struct server *server) {
+    const struct config *config = server->config;
+    if (config->model_alias != NULL && config->model_alias[0] != '\0') {
+        snprintf(server->model_id, sizeof server->model_id, "%s", config->model_alias);
+        return;
+    }
+    const char *path = config->model == NULL ? "model" : config->model;
+    const char *slash = strrchr(path, '/');
+    const char *name = slash == NULL ? path : slash + 1;
+    const char *dot = strrchr(name, '.');
+    int length = (int)(dot == NULL || dot == name ? strlen(name) : (size_t)(dot - name));
+    snprintf(server->model_id, sizeof server->model_id, "%.*s", length, name);
+}
+
+/* --- Draining --- */
+
+static void server_stop(void *context) {
+    struct server *server = context;
+    log_event(LOG_WARNING, NULL, "stopping with connections still open", "requests",
+        LOG_INT(server->exchanges_active), NULL);
+    loop_stop(server->loop);
+}
+
+static void server_cancel_all(void *context) {
+    struct server *server = context;
+    log_event(LOG_WARNING, NULL, "drain timeout over: cancelling requests", "requests",
+        LOG_INT(server->exchanges_active), NULL);
+    server->cancelled = true;
+    generation_cancel_all(server);
+    loop_after(server->loop, FLUSH_SECONDS, server_stop);
+}
+
+void server_check_drained(struct server *server) {
+    if (server->draining && server->exchanges_active == 0 && server->generations_active == 0 && !server->loading)
+        loop_stop(server->loop);
+}
+
+static void server_signalled(void *context, int number) {
+    struct server *server = context;
+    if (server->draining) {
+        log_event(LOG_WARNING, NULL, "second signal: ending at once", "signal", LOG_INT(number), NULL);
+        log_close();
+        _exit(128 + number);
+    }
+    log_event(LOG_INFO, NULL, "draining", "signal", LOG_INT(number), "requests", LOG_INT(server->exchanges_active),
+        "timeout", LOG_INT(server->config->drain_timeout), NULL);
+    server->draining = true;
+    loop_after(server->loop, server->config->drain_timeout, server_cancel_all);
+    server_check_drained(server);
+}
+
+int server_accepts_work(const struct server *server, struct fault *fault) {
+    if (server->draining)
+        return fault_unavailable(fault, "draining", 5, "the server is shutting down");
+    if (!server->loaded)
+        return fault_unavailable(fault, "loading", 1, "the model is still loading");
+    return 0;
+}
+
+/* --- Loading --- */
+
+static void server_wake(void *context) {
+    loop_wake(((struct server *)context)->loop);
+}
+
+static void server_woken(void *context) {
+    struct server *server = context;
+    if (server->loaded)
+        scheduler_poll(server->model.scheduler, generation_output, server);
+}
+
+static void server_load_work(uv_work_t *work) {
+    struct server *server = work->data;
+    server->load_status =
+        server->load(server->load_context, server_wake, server, &server->model, &server->load_error);
+}
+
+static void server_load_done(uv_work_t *work, int status) {
+    struct server *server = work->data;
+    (void)status;
+    server->loading = false;
+    if (server->load_status != 0) {
+        loop_stop(server->loop);
+        return;
+    }
+    server->loaded = true;
+    snprintf(server->fingerprint, sizeof server->fingerprint, "fp_%.12s",
+        server->model.fingerprint == NULL ? "" : server->model.fingerprint);
+    log_event(LOG_INFO, NULL, "ready", "model", LOG_STRING(server->model_id), "host",
+        LOG_STRING(server->config->host), "port", LOG_INT(loop_port(server->loop)), NULL);
+    server_check_drained(server);
+}
+
+/* --- Life --- */
+
+static const struct loop_callbacks server_callbacks = {
+    .begin = http_begin,
+    .access = http_access,
+    .completed = http_completed,
+    .gone = http_gone,
+    .woken = server_woken,
+    .signalled = server_signalled,
+};
+
+struct server *server_create(const struct config *config, struct error *error) {
+    struct server *server = calloc(1, sizeof *server);
+    if (server == NULL) {
+        error_set(error, ERROR_MEMORY, "out of memory");
+        return NULL;
+    }
+    server->config = config;
+    server->created = time(NULL);
+    server_name_model(server);
+    server->metrics = metrics_create();
+    if (server->metrics == NULL) {
+        error_set(error, ERROR_MEMORY, "out of memory");
+        goto fail;
+    }
+    struct loop_options options = {.host = config->host,
+        .port = config->port,
+        .max_connections = config->max_connections,
+        .keep_alive = config->keep_alive,
+        .receive_timeout = config->receive_timeout,
+        .callbacks = &server_callbacks,
+        .context = server};
+    server->loop = loop_create(&options, error);
+    if (server->loop == NULL)
+        goto fail;
+    log_event(LOG_INFO, NULL, "listening", "host", LOG_STRING(config->host), "port",
+        LOG_INT(loop_port(server->loop)), NULL);
+    return server;
+fail:
+    server_free(server);
+    return NULL;
+}
+
+/* Every request comes back to us before the scheduler may be freed. */
+static void server_take_last_outputs(struct server *server) {
+    generation_cancel_all(server);
+    while (server->loaded && server->generations_active > 0)
+        if (scheduler_poll(server->model.scheduler, generation_output, server) == 0)
+            usleep(1000);
+}
+
+int server_run(struct server *server, server_load load, void *load_context, struct error *error) {
+    server->load_work.data = server;
+    server->load = load;
+    server->load_context = load_context;
+    server->loading = true;
+    if (uv_queue_work(loop_uv(server->loop), &server->load_work, server_load_work, server_load_done) != 0)
+        return error_set(error, ERROR_MEMORY, "cannot start loading the model");
+    loop_run(server->loop);
+    while (server->loading)
+        uv_run(loop_uv(server->loop), UV_RUN_ONCE);
+    server_take_last_outputs(server);
+    if (server->load_status != 0) {
+        *error = server->load_error;
+        return server->load_status;
+    }
+    log_event(LOG_INFO, NULL, "stopped", NULL);
+    return 0;
+}
+
+void server_free(struct server *server) {
+    if (server == NULL)
+        return;
+    loop_free(server->loop);
+    metrics_free(server->metrics);
+    free(server);
+}

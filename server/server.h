@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The server process: configuration, loop, the loaded model, and how it starts and drains.
+ *
+ * Start: server_create listens, server_run loads the model on another thread while /health already answers; requests
+ * that need the model get 503 with Retry-After until it is there.
+ * End: on SIGTERM or SIGINT the server drains: new work gets 503 with Retry-After and `Connection: close`, /ready says
+ * 503, /health stays 200, requests that run go on for up to drain_timeout seconds and are then cancelled. When none is
+ * left server_run returns 0. A second signal ends the process at once (status 128 + signal).
+ */
+#ifndef SERVER_SERVER_H
+#define SERVER_SERVER_H
+
+#include "config/config.h"
+#include "engine/scheduler.h"
+#include "server/http.h"
+
+/* What a loaded model gives to the server. Everything is borrowed and must stay until server_free. */
+struct server_model {
+    struct scheduler *scheduler;
+    const struct tokenizer *tokenizer;
+    const char *fingerprint; /* hex */
+    uint32_t vocabulary;
+    uint32_t tokens_max; /* of one sequence: prompt and completion */
+};
+
+/* Loads the model: fills *model. Runs on its own thread. wake is for scheduler_options.wake with wake_context. */
+typedef int (*server_load)(void *context, void (*wake)(void *), void *wake_context, struct server_model *model,
+    struct error *error);
+
+struct metrics;
+
+struct server {
+    const struct config *config;
+    struct loop *loop;
+    struct server_model model;
+    bool loaded;
+    bool draining;
+    bool cancelled; /* the drain timeout is over */
+    char model_id[128];
+    char fingerprint[32]; /* system_fingerprint */
+    int64_t created;      /* Unix time of the start */
+    struct metrics *metrics;
+    struct exchange *exchanges;      /* all */
+    uint32_t exchanges_active;       /* those that were handed to a handler and are not completed */
+    struct generation *generations;  /* submitted, last output not seen */
+    uint32_t generations_active;
+    /* loading */
+    uv_work_t load_work;
+    server_load load;
+    void *load_context;
+    bool loading;
+    int load_status;
+    struct error load_error;
+};
+
+struct server *server_create(const struct config *config, struct error *error);
+void server_free(struct server *server); /* NULL allowed */
+/* Until drained. The error is that of load. */
+int server_run(struct server *server, server_load load, void *load_context, struct error *error);
+
+/* For http.c and generation.c: something ended; stops the loop when the drain is complete. */
+void server_check_drained(struct server *server);
+
+/* 0, or a 503 while the model is loading or the server draining. */
+int server_accepts_work(const struct server *server, struct fault *fault);
+
+extern const struct route server_routes[]; /* ends with a NULL method */
+
+#endif
