@@ -17,8 +17,8 @@ static int completions_add(const json_t *item, bool add_special, const struct pa
     struct token_list ids = {0};
     int failed;
     if (json_is_string(item))
-        failed = params_encode_prompt(
-            json_string_value(item), json_string_length(item), add_special, context, &ids, fault);
+        failed =
+            params_encode_prompt(json_string_value(item), json_string_length(item), add_special, context, &ids, fault);
     else
         failed = params_read_tokens(item, "prompt", context, &ids, fault);
     if (failed == 0)
@@ -46,8 +46,10 @@ static size_t completions_count(const json_t *prompt, struct fault *fault) {
     json_array_foreach(prompt, i, item) {
         if (text ? json_is_string(item) : json_is_array(item))
             continue;
-        fault_invalid(fault, "prompt", "entry %zu of prompt is neither of the kind of the first nor allowed: all "
-            "entries must be strings, or all token ids, or all arrays of token ids", i);
+        fault_invalid(fault, "prompt",
+            "entry %zu of prompt is neither of the kind of the first nor allowed: all "
+            "entries must be strings, or all token ids, or all arrays of token ids",
+            i);
         return 0;
     }
     return json_array_size(prompt);
@@ -78,8 +80,7 @@ static int completions_read_prompts(
     return 0;
 }
 
-int completions_parse(
-    const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault) {
+int completions_parse(const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault) {
     if (fields_check(body, known, unsupported, context->request_id, fault) != 0 ||
         params_read(body, context, plan, fault) != 0)
         return -1;

@@ -55,8 +55,8 @@ json_t *fields_parse(const char *body, size_t bytes, struct fault *fault) {
         if (json_error_code(&error) == json_error_out_of_memory)
             fault_memory(fault);
         else
-            fault_invalid(
-                fault, NULL, "the body is not valid JSON: %s (line %d, column %d)", error.text, error.line, error.column);
+            fault_invalid(fault, NULL, "the body is not valid JSON: %s (line %d, column %d)", error.text, error.line,
+                error.column);
         return NULL;
     }
     if (!json_is_object(value)) {

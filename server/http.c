@@ -297,8 +297,8 @@ static enum MHD_Result exchange_queue(struct exchange *exchange) {
     return result;
 }
 
-enum MHD_Result http_access(void *context, const char *url, const char *method, const char *version, const char *data,
-    size_t *bytes) {
+enum MHD_Result http_access(
+    void *context, const char *url, const char *method, const char *version, const char *data, size_t *bytes) {
     struct exchange *exchange = context;
     (void)version;
     if (!exchange->headers_seen) {
@@ -322,7 +322,6 @@ enum MHD_Result http_access(void *context, const char *url, const char *method, 
 
 /* Takes the response over. NULL: memory ran out, the connection is closed. */
 static void exchange_answer(struct exchange *exchange, unsigned status, struct MHD_Response *response) {
-    exchange->answered = true;
     exchange->status = status;
     if (exchange->connection == NULL) {
         if (response != NULL)

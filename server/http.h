@@ -23,9 +23,9 @@
 struct server;
 
 enum {
-    HTTP_HEADERS_MAX = 16384,        /* bytes of request line and headers; above: 431 */
-    HTTP_BODY_DRAIN_MAX = 64 << 20,  /* of a body that is refused, so much is read before the 413 is sent, so that the
-                                        client gets to read it; above, the connection is closed at once */
+    HTTP_HEADERS_MAX = 16384,       /* bytes of request line and headers; above: 431 */
+    HTTP_BODY_DRAIN_MAX = 64 << 20, /* of a body that is refused, so much is read before the 413 is sent, so that the
+                                       client gets to read it; above, the connection is closed at once */
 };
 
 struct exchange {
@@ -33,25 +33,25 @@ struct exchange {
     struct connection *connection; /* NULL when the library is done with it */
     const struct route *route;
     char *path;
-    char id[64];                /* x-request-id */
+    char id[64]; /* x-request-id */
     bool id_is_ours;
     char method[16];
-    struct buffer body;         /* as received; not touched after the handler was called */
-    bool abandoned;             /* nobody reads the answer */
+    struct buffer body;           /* as received; not touched after the handler was called */
+    bool abandoned;               /* nobody reads the answer */
     void (*abandon)(void *state); /* set by whoever works for it; called when the client leaves or time is over */
-    void *state;                /* of whoever works for it */
-    char completion_id[64];     /* for the access log; empty: none */
+    void *state;                  /* of whoever works for it */
+    char completion_id[64];       /* for the access log; empty: none */
     /* private to http.c */
     unsigned references;
-    bool headers_seen, handled, answered;
-    struct fault refusal;       /* found in headers or body, sent when the request was read */
+    bool headers_seen, handled;
+    struct fault refusal; /* found in headers or body, sent when the request was read */
     struct MHD_Response *response;
     unsigned status;
-    uint64_t body_bytes;        /* received, also when refused */
+    uint64_t body_bytes; /* received, also when refused */
     uint64_t sent_bytes;
-    struct buffer pending;      /* stream: written, not yet sent */
+    struct buffer pending; /* stream: written, not yet sent */
     bool stream_ended;
-    bool counted;               /* in server->exchanges_active */
+    bool counted; /* in server->exchanges_active */
     uint64_t began_ns;
     struct exchange *next, *previous; /* in server->exchanges */
 };

@@ -75,7 +75,7 @@ uint32_t listen_raise_limit(uint32_t connections) {
     if (limit.rlim_cur >= needed)
         return connections;
     uint32_t fits = limit.rlim_cur > OWN_DESCRIPTORS + 1 ? (uint32_t)limit.rlim_cur - OWN_DESCRIPTORS : 1;
-    log_event(LOG_WARNING, NULL, "fewer connections than configured: the limit on open files is low",
-        "max_connections", LOG_INT(fits), "open_files", LOG_INT(limit.rlim_cur), NULL);
+    log_event(LOG_WARNING, NULL, "fewer connections than configured: the limit on open files is low", "max_connections",
+        LOG_INT(fits), "open_files", LOG_INT(limit.rlim_cur), NULL);
     return fits;
 }

@@ -12,8 +12,9 @@
 #include <unistd.h>
 
 enum {
-    TICK_MS = 250,               /* how often deadlines are looked at while there are connections */
-    CONNECTION_MEMORY = 1 << 16, /* of libmicrohttpd for one connection: headers and read buffer; http.h has our limits */
+    TICK_MS = 250, /* how often deadlines are looked at while there are connections */
+    CONNECTION_MEMORY =
+        1 << 16, /* of libmicrohttpd for one connection: headers and read buffer; http.h has our limits */
 };
 
 struct connection {
@@ -105,8 +106,8 @@ static void connection_closed(struct connection *connection) {
     uv_close((uv_handle_t *)&connection->poll, connection_close_done);
 }
 
-static void connection_notified(void *context, struct MHD_Connection *handle, void **socket_context,
-    enum MHD_ConnectionNotificationCode code) {
+static void connection_notified(
+    void *context, struct MHD_Connection *handle, void **socket_context, enum MHD_ConnectionNotificationCode code) {
     if (code == MHD_CONNECTION_NOTIFY_STARTED)
         connection_opened(context, handle, socket_context);
     else if (*socket_context != NULL)

@@ -38,8 +38,8 @@ struct loop_callbacks {
     void *(*begin)(void *context, struct connection *connection, const char *uri);
     /* libmicrohttpd's access handler: first with the headers, then with pieces of the body, then with none when all was
      * received, and again after each resume until a response was queued. */
-    enum MHD_Result (*access)(void *exchange, const char *url, const char *method, const char *version,
-        const char *data, size_t *bytes);
+    enum MHD_Result (*access)(
+        void *exchange, const char *url, const char *method, const char *version, const char *data, size_t *bytes);
     /* The library is done with the request; connection must not be used for it any more. status: of the response, 0 if
      * there was none. */
     void (*completed)(void *exchange, unsigned status, enum MHD_RequestTerminationCode reason);

@@ -94,8 +94,7 @@ static void metrics_write_histogram(
             (unsigned long long)total);
     }
     total += histogram->counts[BUCKETS_MAX];
-    buffer_format(
-        out, "%s%s_bucket{%s,le=\"+Inf\"} %llu\n", PREFIX, kind->name, label, (unsigned long long)total);
+    buffer_format(out, "%s%s_bucket{%s,le=\"+Inf\"} %llu\n", PREFIX, kind->name, label, (unsigned long long)total);
     buffer_format(out, "%s%s_sum{%s} %.17g\n", PREFIX, kind->name, label, histogram->sum);
     buffer_format(out, "%s%s_count{%s} %llu\n", PREFIX, kind->name, label, (unsigned long long)total);
 }
@@ -104,12 +103,10 @@ static void metrics_write_stats(const struct scheduler_stats *stats, const char 
     double used = stats->pages_total == 0 ? 0.0 : 1.0 - (double)stats->pages_free / stats->pages_total;
     metrics_value(out, "num_requests_running", "gauge", "Sequences that are prefilling or decoding", label,
         stats->requests_running);
-    metrics_value(
-        out, "num_requests_waiting", "gauge", "Requests queued or preempted", label, stats->requests_waiting);
+    metrics_value(out, "num_requests_waiting", "gauge", "Requests queued or preempted", label, stats->requests_waiting);
     metrics_value(out, "kv_cache_usage_perc", "gauge", "KV pages in use, 1 is all", label, used);
     metrics_value(out, "kv_bytes", "gauge", "KV bytes held by running sequences", label, (double)stats->kv_bytes);
-    metrics_value(
-        out, "kv_tokens_seen", "gauge", "Tokens of running sequences", label, (double)stats->kv_tokens_seen);
+    metrics_value(out, "kv_tokens_seen", "gauge", "Tokens of running sequences", label, (double)stats->kv_tokens_seen);
     metrics_value(out, "prefix_cache_queries_total", "counter", "Prompt tokens looked up in shared prefixes", label,
         (double)stats->prefix_queries);
     metrics_value(out, "prefix_cache_hits_total", "counter", "Prompt tokens reused from shared prefixes", label,
@@ -136,13 +133,13 @@ static void metrics_label(const char *model, struct buffer *out) {
     buffer_append(out, "\"", 2); /* with its NUL */
 }
 
-void metrics_write(const struct metrics *metrics, const char *model, const struct scheduler_stats *stats,
-    struct buffer *out) {
+void metrics_write(
+    const struct metrics *metrics, const char *model, const struct scheduler_stats *stats, struct buffer *out) {
     static const struct {
         enum finish_reason reason;
         const char *name;
-    } reasons[] = {{FINISH_STOP, "stop"}, {FINISH_LENGTH, "length"}, {FINISH_CANCELLED, "abort"},
-        {FINISH_ERROR, "error"}};
+    } reasons[] = {
+        {FINISH_STOP, "stop"}, {FINISH_LENGTH, "length"}, {FINISH_CANCELLED, "abort"}, {FINISH_ERROR, "error"}};
     struct buffer label = {0};
     metrics_label(model, &label);
     if (label.failed) {

@@ -35,7 +35,7 @@ void metrics_count_finish(struct metrics *metrics, enum finish_reason reason);
 void metrics_count_response(struct metrics *metrics, unsigned status);
 
 /* stats: NULL while there is no scheduler. */
-void metrics_write(const struct metrics *metrics, const char *model, const struct scheduler_stats *stats,
-    struct buffer *out);
+void metrics_write(
+    const struct metrics *metrics, const char *model, const struct scheduler_stats *stats, struct buffer *out);
 
 #endif

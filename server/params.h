@@ -32,7 +32,8 @@ struct parse_context {
     uint32_t vocabulary;
     uint32_t tokens_max; /* of prompt and completion */
     const char *model_id;
-    const char *request_id; /* for logs */
+    const char *chat_refusal; /* why /v1/chat/completions cannot be served; NULL: it can */
+    const char *request_id;   /* for logs */
 };
 
 /* A request ready for the scheduler, and how its reply is written. */
@@ -55,7 +56,8 @@ int params_read(const json_t *body, const struct parse_context *context, struct 
 int params_read_limit(const json_t *body, const char *name, int64_t low, const struct parse_context *context,
     uint32_t *limit, bool *present, struct fault *fault);
 
-/* Takes ids over as the next prompt of the request (which has room) after checking its length. parameter: for faults. */
+/* Takes ids over as the next prompt of the request (which has room) after checking its length. parameter: for faults.
+ */
 int params_add_prompt(struct request *request, struct token_list *ids, const struct parse_context *context,
     const char *parameter, struct fault *fault);
 
@@ -74,22 +76,24 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
 /* Known to both endpoints, and known but unsupported in both (struct field_unsupported). */
 #define PARAMS_KNOWN                                                                                                   \
     "model", "n", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "stream", "stream_options",  \
-        "skip_special_tokens", "add_special_tokens", "user", "metadata", "store", "service_tier",                      \
-        "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "priority", "cache_prompt", "request_id",   \
+        "skip_special_tokens", "add_special_tokens", "user", "metadata", "store", "service_tier", "safety_identifier", \
+        "prompt_cache_key", "prompt_cache_retention", "priority", "cache_prompt", "request_id",                        \
         "spaces_between_special_tokens", "best_of", "response_format"
 #define PARAMS_UNSUPPORTED                                                                                             \
     {"logit_bias", REFUSE_NONEMPTY}, {"presence_penalty", REFUSE_NONZERO}, {"frequency_penalty", REFUSE_NONZERO},      \
-        {"repetition_penalty", REFUSE_NOT_ONE}, {"repeat_penalty", REFUSE_NOT_ONE}, {"length_penalty", REFUSE_NOT_ONE},\
-        {"typical_p", REFUSE_NOT_ONE}, {"mirostat", REFUSE_NONZERO}, {"dry_multiplier", REFUSE_NONZERO},               \
-        {"xtc_probability", REFUSE_NONZERO}, {"use_beam_search", REFUSE_TRUE}, {"early_stopping", REFUSE_TRUE},        \
-        {"min_tokens", REFUSE_NONZERO}, {"stop_token_ids", REFUSE_NONEMPTY}, {"bad_words", REFUSE_NONEMPTY},           \
-        {"allowed_token_ids", REFUSE_NONEMPTY}, {"include_stop_str_in_output", REFUSE_TRUE},                           \
-        {"prompt_logprobs", REFUSE_PRESENT}, {"truncate_prompt_tokens", REFUSE_PRESENT},                               \
-        {"logits_processors", REFUSE_NONEMPTY}, {"return_token_ids", REFUSE_TRUE},                                     \
-        {"return_tokens_as_token_ids", REFUSE_TRUE}, {"guided_json", REFUSE_PRESENT},                                  \
-        {"guided_regex", REFUSE_PRESENT}, {"guided_choice", REFUSE_PRESENT}, {"guided_grammar", REFUSE_PRESENT},       \
-        {"structured_outputs", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY}, {"json_schema", REFUSE_NONEMPTY},        \
-        {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO}, {"prediction", REFUSE_PRESENT},                    \
-        {"kv_cache", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {"functions", REFUSE_NONEMPTY}
+        {"repetition_penalty", REFUSE_NOT_ONE}, {"repeat_penalty", REFUSE_NOT_ONE},                                    \
+        {"length_penalty", REFUSE_NOT_ONE}, {"typical_p", REFUSE_NOT_ONE}, {"mirostat", REFUSE_NONZERO},               \
+        {"dry_multiplier", REFUSE_NONZERO}, {"xtc_probability", REFUSE_NONZERO}, {"use_beam_search", REFUSE_TRUE},     \
+        {"early_stopping", REFUSE_TRUE}, {"min_tokens", REFUSE_NONZERO}, {"stop_token_ids", REFUSE_NONEMPTY},          \
+        {"bad_words", REFUSE_NONEMPTY}, {"allowed_token_ids", REFUSE_NONEMPTY},                                        \
+        {"include_stop_str_in_output", REFUSE_TRUE}, {"prompt_logprobs", REFUSE_PRESENT},                              \
+        {"truncate_prompt_tokens", REFUSE_PRESENT}, {"logits_processors", REFUSE_NONEMPTY},                            \
+        {"return_token_ids", REFUSE_TRUE}, {"return_tokens_as_token_ids", REFUSE_TRUE},                                \
+        {"guided_json", REFUSE_PRESENT}, {"guided_regex", REFUSE_PRESENT}, {"guided_choice", REFUSE_PRESENT},          \
+        {"guided_grammar", REFUSE_PRESENT}, {"structured_outputs", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY},      \
+        {"json_schema", REFUSE_NONEMPTY}, {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO},                  \
+        {"prediction", REFUSE_PRESENT}, {"kv_cache", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                    \
+        "functions", REFUSE_NONEMPTY                                                                                   \
+    }
 
 #endif

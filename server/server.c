@@ -33,8 +33,8 @@ static void server_name_model(struct server *server) {
 
 static void server_stop(void *context) {
     struct server *server = context;
-    log_event(LOG_WARNING, NULL, "stopping with connections still open", "requests",
-        LOG_INT(server->exchanges_active), NULL);
+    log_event(
+        LOG_WARNING, NULL, "stopping with connections still open", "requests", LOG_INT(server->exchanges_active), NULL);
     loop_stop(server->loop);
 }
 
@@ -88,8 +88,7 @@ static void server_woken(void *context) {
 
 static void server_load_work(uv_work_t *work) {
     struct server *server = work->data;
-    server->load_status =
-        server->load(server->load_context, server_wake, server, &server->model, &server->load_error);
+    server->load_status = server->load(server->load_context, server_wake, server, &server->model, &server->load_error);
 }
 
 static void server_load_done(uv_work_t *work, int status) {
@@ -103,8 +102,8 @@ static void server_load_done(uv_work_t *work, int status) {
     server->loaded = true;
     snprintf(server->fingerprint, sizeof server->fingerprint, "fp_%.12s",
         server->model.fingerprint == NULL ? "" : server->model.fingerprint);
-    log_event(LOG_INFO, NULL, "ready", "model", LOG_STRING(server->model_id), "host",
-        LOG_STRING(server->config->host), "port", LOG_INT(loop_port(server->loop)), NULL);
+    log_event(LOG_INFO, NULL, "ready", "model", LOG_STRING(server->model_id), "host", LOG_STRING(server->config->host),
+        "port", LOG_INT(loop_port(server->loop)), NULL);
     server_check_drained(server);
 }
 
@@ -143,8 +142,8 @@ struct server *server_create(const struct config *config, struct error *error) {
     server->loop = loop_create(&options, error);
     if (server->loop == NULL)
         goto fail;
-    log_event(LOG_INFO, NULL, "listening", "host", LOG_STRING(config->host), "port",
-        LOG_INT(loop_port(server->loop)), NULL);
+    log_event(
+        LOG_INFO, NULL, "listening", "host", LOG_STRING(config->host), "port", LOG_INT(loop_port(server->loop)), NULL);
     return server;
 fail:
     server_free(server);

@@ -19,14 +19,15 @@
 struct server_model {
     struct scheduler *scheduler;
     const struct tokenizer *tokenizer;
-    const char *fingerprint; /* hex */
+    const char *fingerprint;  /* hex */
+    const char *chat_refusal; /* why its chat template cannot be written; NULL: it can */
     uint32_t vocabulary;
     uint32_t tokens_max; /* of one sequence: prompt and completion */
 };
 
 /* Loads the model: fills *model. Runs on its own thread. wake is for scheduler_options.wake with wake_context. */
-typedef int (*server_load)(void *context, void (*wake)(void *), void *wake_context, struct server_model *model,
-    struct error *error);
+typedef int (*server_load)(
+    void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error);
 
 struct metrics;
 
@@ -41,9 +42,9 @@ struct server {
     char fingerprint[32]; /* system_fingerprint */
     int64_t created;      /* Unix time of the start */
     struct metrics *metrics;
-    struct exchange *exchanges;      /* all */
-    uint32_t exchanges_active;       /* those that were handed to a handler and are not completed */
-    struct generation *generations;  /* submitted, last output not seen */
+    struct exchange *exchanges;     /* all */
+    uint32_t exchanges_active;      /* those that were handed to a handler and are not completed */
+    struct generation *generations; /* submitted, last output not seen */
     uint32_t generations_active;
     /* loading */
     uv_work_t load_work;

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `distillcache serve`: the model, the engine, the scheduler and the HTTP server, from a configuration.
+ */
+#include "commands/commands.h"
+#include "engine/chat.h"
+#include "engine/log.h"
+#include "server/server.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct serve {
+    const struct config *config;
+    struct model *model;
+    struct tokenizer *tokenizer;
+    struct engine *engine;
+    struct scheduler *scheduler;
+    struct error chat_error;
+};
+
+static enum kv_format serve_kv_format(const char *name) {
+    if (strcmp(name, "f32") == 0)
+        return KV_F32;
+    if (strcmp(name, "bf16") == 0)
+        return KV_BF16;
+    return KV_F16;
+}
+
+static int serve_open_engine(struct serve *serve, struct error *error) {
+    const struct config *config = serve->config;
+    struct engine_options options = {.backend = {.cpu_features = config->cpu_features, .threads = config->threads},
+        .kv_bytes = config->kv_memory,
+        .kv_format = serve_kv_format(config->kv_format),
+        .batch_rows = config->batch_tokens,
+        .context = config->context,
+        .exact = strcmp(config->precision, "f32") == 0,
+        .prefix_sharing = config->prefix_sharing};
+    serve->engine = engine_open(serve->model, &options, error);
+    return serve->engine == NULL ? error->code : 0;
+}
+
+/* server_load: runs on its own thread while the server answers /health already. */
+static int serve_load(
+    void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error) {
+    struct serve *serve = context;
+    const struct config *config = serve->config;
+    serve->model = model_open(config->model, error);
+    if (serve->model == NULL)
+        return error->code;
+    serve->tokenizer = tokenizer_create(serve->model->file, error);
+    if (serve->tokenizer == NULL || serve_open_engine(serve, error) != 0)
+        return error->code;
+    struct scheduler_options options = {.max_sequences = config->max_sequences,
+        .max_waiting = config->max_waiting,
+        .prefill_chunk = config->prefill_chunk,
+        .wake = wake,
+        .wake_context = wake_context};
+    serve->scheduler = scheduler_create(serve->engine, serve->tokenizer, &options, error);
+    if (serve->scheduler == NULL)
+        return error->code;
+    bool chat = chat_template_supported(serve->model->file, &serve->chat_error) == 0;
+    *model = (struct server_model){.scheduler = serve->scheduler,
+        .tokenizer = serve->tokenizer,
+        .fingerprint = serve->model->fingerprint,
+        .chat_refusal = chat ? NULL : serve->chat_error.message,
+        .vocabulary = serve->model->shape.vocabulary,
+        .tokens_max = engine_tokens_max(serve->engine)};
+    log_event(LOG_INFO, NULL, "model loaded", "file", LOG_STRING(config->model), "backend",
+        LOG_STRING(engine_describe(serve->engine)), "context", LOG_INT(model->tokens_max), NULL);
+    return 0;
+}
+
+int command_serve(const struct config *config) {
+    struct serve serve = {.config = config};
+    struct error error = {0};
+    struct server *server = server_create(config, &error);
+    int code = server == NULL ? error.code : server_run(server, serve_load, &serve, &error);
+    if (code != 0)
+        fprintf(stderr, "distillcache: %s\n", error.message);
+    /* The scheduler's thread wakes the server, the server's threads use the tokenizer. */
+    scheduler_free(serve.scheduler);
+    server_free(server);
+    engine_close(serve.engine);
+    tokenizer_free(serve.tokenizer);
+    model_free(serve.model);
+    return code == 0 ? EXIT_OK : EXIT_FAILED;
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server/format.h"
+
+#include <string.h>
+
+/* --- Log-probabilities --- */
+
+/* A token as a JSON string. */
+static void format_token(struct buffer *out, const struct reply *reply, int32_t token) {
+    size_t count;
+    const char *bytes = tokenizer_token_bytes(reply->tokenizer, token, &count);
+    if (utf8_valid(bytes, count)) {
+        buffer_json_string(out, bytes, count);
+        return;
+    }
+    buffer_string(out, reply->chat ? "\"" : "\"bytes:");
+    for (size_t i = 0; i < count; i++)
+        buffer_format(out, "\\\\x%02x", (unsigned char)bytes[i]);
+    buffer_string(out, "\"");
+}
+
+static void format_token_bytes(struct buffer *out, const struct reply *reply, int32_t token) {
+    size_t count;
+    const char *bytes = tokenizer_token_bytes(reply->tokenizer, token, &count);
+    buffer_string(out, "[");
+    for (size_t i = 0; i < count; i++)
+        buffer_format(out, i == 0 ? "%u" : ",%u", (unsigned char)bytes[i]);
+    buffer_string(out, "]");
+}
+
+static bool format_same_text(const struct reply *reply, int32_t a, int32_t b) {
+    size_t a_count, b_count;
+    const char *a_bytes = tokenizer_token_bytes(reply->tokenizer, a, &a_count);
+    const char *b_bytes = tokenizer_token_bytes(reply->tokenizer, b, &b_count);
+    return a_count == b_count && memcmp(a_bytes, b_bytes, a_count) == 0;
+}
+
+/* The object of a completion's token: its keys are texts, so of tokens with the same text the likeliest is named. */
+static void format_top_object(struct buffer *out, const struct reply *reply, const struct output_token *token) {
+    bool chosen_named = false, first = true;
+    buffer_string(out, "{");
+    for (uint32_t i = 0; i < token->top_count; i++) {
+        bool named = false;
+        for (uint32_t j = 0; j < i && !named; j++)
+            named = format_same_text(reply, token->top[i].token, token->top[j].token);
+        if (named)
+            continue;
+        chosen_named = chosen_named || format_same_text(reply, token->top[i].token, token->token);
+        if (!first)
+            buffer_string(out, ",");
+        first = false;
+        format_token(out, reply, token->top[i].token);
+        buffer_string(out, ":");
+        buffer_json_logprob(out, token->top[i].logprob);
+    }
+    if (!chosen_named) {
+        if (!first)
+            buffer_string(out, ",");
+        format_token(out, reply, token->token);
+        buffer_string(out, ":");
+        buffer_json_logprob(out, token->logprob);
+    }
+    buffer_string(out, "}");
+}
+
+static void format_completion_token(
+    struct choice_part *part, const struct reply *reply, const struct output_token *token) {
+    if (part->tokens.length > 0) {
+        buffer_string(&part->tokens, ",");
+        buffer_string(&part->token_logprobs, ",");
+        buffer_string(&part->top_logprobs, ",");
+        buffer_string(&part->text_offsets, ",");
+    }
+    format_token(&part->tokens, reply, token->token);
+    buffer_format(&part->text_offsets, "%u", token->text_offset);
+    if (!token->has_logprob) {
+        buffer_string(&part->token_logprobs, "null");
+        buffer_string(&part->top_logprobs, "null");
+        return;
+    }
+    buffer_json_logprob(&part->token_logprobs, token->logprob);
+    format_top_object(&part->top_logprobs, reply, token);
+}
+
+static void format_chat_entry(struct buffer *out, const struct reply *reply, int32_t token, float logprob) {
+    buffer_string(out, "{\"token\":");
+    format_token(out, reply, token);
+    buffer_string(out, ",\"logprob\":");
+    buffer_json_logprob(out, logprob);
+    buffer_string(out, ",\"bytes\":");
+    format_token_bytes(out, reply, token);
+}
+
+static void format_chat_token(struct choice_part *part, const struct reply *reply, const struct output_token *token) {
+    struct buffer *out = &part->tokens;
+    if (out->length > 0)
+        buffer_string(out, ",");
+    format_chat_entry(out, reply, token->token, token->logprob);
+    buffer_string(out, ",\"top_logprobs\":[");
+    for (uint32_t i = 0; i < token->top_count; i++) {
+        if (i > 0)
+            buffer_string(out, ",");
+        format_chat_entry(out, reply, token->top[i].token, token->top[i].logprob);
+        buffer_string(out, "}");
+    }
+    buffer_string(out, "]}");
+}
+
+/* --- Parts --- */
+
+void choice_part_add(struct choice_part *part, const struct reply *reply, const struct output *output) {
+    buffer_append(&part->text, output->text, output->text_bytes);
+    if (reply->logprobs < 0)
+        return;
+    for (uint32_t i = 0; i < output->tokens_count; i++) {
+        if (reply->chat)
+            format_chat_token(part, reply, &output->tokens[i]);
+        else
+            format_completion_token(part, reply, &output->tokens[i]);
+    }
+}
+
+void choice_part_clear(struct choice_part *part) {
+    part->text.length = part->tokens.length = part->token_logprobs.length = 0;
+    part->top_logprobs.length = part->text_offsets.length = 0;
+}
+
+void choice_part_free(struct choice_part *part) {
+    buffer_free(&part->text);
+    buffer_free(&part->tokens);
+    buffer_free(&part->token_logprobs);
+    buffer_free(&part->top_logprobs);
+    buffer_free(&part->text_offsets);
+}
+
+bool choice_part_failed(const struct choice_part *part) {
+    return part->text.failed || part->tokens.failed || part->token_logprobs.failed || part->top_logprobs.failed ||
+           part->text_offsets.failed;
+}
+
+static void format_array(struct buffer *out, const char *name, const struct buffer *entries) {
+    buffer_format(out, "\"%s\":[", name);
+    buffer_append(out, entries->data, entries->length);
+    buffer_string(out, "]");
+}
+
+static void format_logprobs(struct buffer *out, const struct reply *reply, const struct choice_part *part) {
+    buffer_string(out, ",\"logprobs\":");
+    if (reply->logprobs < 0) {
+        buffer_string(out, "null");
+        return;
+    }
+    buffer_string(out, "{");
+    if (reply->chat) {
+        format_array(out, "content", &part->tokens);
+        buffer_string(out, ",\"refusal\":null}");
+        return;
+    }
+    format_array(out, "tokens", &part->tokens);
+    buffer_string(out, ",");
+    format_array(out, "token_logprobs", &part->token_logprobs);
+    buffer_string(out, ",");
+    if (reply->logprobs == 0)
+        buffer_string(out, "\"top_logprobs\":null");
+    else
+        format_array(out, "top_logprobs", &part->top_logprobs);
+    buffer_string(out, ",");
+    format_array(out, "text_offset", &part->text_offsets);
+    buffer_string(out, "}");
+}
+
+static void format_finish(struct buffer *out, enum finish_reason finish) {
+    const char *reason = finish == FINISH_STOP ? "\"stop\"" : finish == FINISH_LENGTH ? "\"length\"" : "null";
+    buffer_format(out, ",\"finish_reason\":%s}", reason);
+}
+
+/* --- Whole replies --- */
+
+static void format_head(struct buffer *out, const struct reply *reply, const char *object) {
+    buffer_format(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", reply->id, object,
+        (long long)reply->created);
+    buffer_json_cstring(out, reply->model);
+    buffer_string(out, ",\"system_fingerprint\":");
+    buffer_json_cstring(out, reply->fingerprint);
+    buffer_string(out, ",\"choices\":[");
+}
+
+void format_begin(struct buffer *out, const struct reply *reply) {
+    format_head(out, reply, reply->chat ? "chat.completion" : "text_completion");
+}
+
+void format_choice(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
+    enum finish_reason finish) {
+    buffer_format(out, index == 0 ? "{\"index\":%u," : ",{\"index\":%u,", index);
+    if (reply->chat) {
+        buffer_string(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+        buffer_json_string(out, part->text.data, part->text.length);
+        buffer_string(out, ",\"refusal\":null}");
+    } else {
+        buffer_string(out, "\"text\":");
+        buffer_json_string(out, part->text.data, part->text.length);
+    }
+    format_logprobs(out, reply, part);
+    format_finish(out, finish);
+}
+
+static void format_usage(struct buffer *out, const struct usage *usage) {
+    buffer_format(out,
+        "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":%llu}}",
+        (unsigned long long)usage->prompt_tokens, (unsigned long long)usage->completion_tokens,
+        (unsigned long long)(usage->prompt_tokens + usage->completion_tokens),
+        (unsigned long long)usage->cached_tokens);
+}
+
+void format_end(struct buffer *out, const struct usage *usage) {
+    buffer_string(out, "],\"usage\":");
+    format_usage(out, usage);
+    buffer_string(out, "}");
+}
+
+/* --- Chunks --- */
+
+static void format_chunk_begin(struct buffer *out, const struct reply *reply) {
+    buffer_string(out, "data: ");
+    format_head(out, reply, reply->chat ? "chat.completion.chunk" : "text_completion");
+}
+
+static void format_chunk_end(struct buffer *out, const struct reply *reply) {
+    buffer_string(out, reply->include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+}
+
+void format_chunk_role(struct buffer *out, const struct reply *reply, uint32_t index) {
+    format_chunk_begin(out, reply);
+    buffer_format(out, "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null", index);
+    format_finish(out, FINISH_NONE);
+    format_chunk_end(out, reply);
+}
+
+void format_chunk(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
+    enum finish_reason finish) {
+    format_chunk_begin(out, reply);
+    buffer_format(out, "{\"index\":%u,", index);
+    buffer_string(out, reply->chat ? "\"delta\":{\"content\":" : "\"text\":");
+    buffer_json_string(out, part->text.data, part->text.length);
+    if (reply->chat)
+        buffer_string(out, "}");
+    format_logprobs(out, reply, part);
+    format_finish(out, finish);
+    format_chunk_end(out, reply);
+}
+
+void format_chunk_finish(struct buffer *out, const struct reply *reply, uint32_t index, enum finish_reason finish) {
+    format_chunk_begin(out, reply);
+    buffer_format(out, "{\"index\":%u,", index);
+    buffer_string(out, reply->chat ? "\"delta\":{}" : "\"text\":\"\"");
+    buffer_string(out, ",\"logprobs\":null");
+    format_finish(out, finish);
+    format_chunk_end(out, reply);
+}
+
+void format_chunk_usage(struct buffer *out, const struct reply *reply, const struct usage *usage) {
+    format_chunk_begin(out, reply);
+    buffer_string(out, "],\"usage\":");
+    format_usage(out, usage);
+    buffer_string(out, "}\n\n");
+}
+
+void format_done(struct buffer *out) {
+    buffer_string(out, "data: [DONE]\n\n");
+}

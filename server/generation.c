@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server/generation.h"
+
+#include "engine/log.h"
+#include "server/format.h"
+#include "server/metrics.h"
+#include "server/server.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { INLINE_BODY_MAX = 4096 }; /* larger ones are parsed and tokenised on another thread */
+
+struct choice_state {
+    struct choice_part part;
+    enum finish_reason finish;
+    bool begun;         /* stream of a chat: the role was sent */
+    double last_time_s; /* of its newest tokens; 0: none yet */
+    uint32_t generated;
+};
+
+struct generation {
+    struct server *server;
+    struct exchange *exchange; /* a reference */
+    struct request *request;
+    struct reply reply;
+    struct choice_state *choices; /* [choices_count] */
+    uint32_t choices_count;
+    struct usage usage;
+    struct fault fault; /* the first thing that went wrong */
+    bool streaming;     /* headers were sent */
+    double submitted_s;
+    struct buffer scratch; /* chunks of one output */
+    struct generation *next, *previous;
+};
+
+/* --- Life --- */
+
+static double generation_now(void) {
+    return (double)uv_hrtime() * 1e-9;
+}
+
+static void generation_free(struct generation *generation) {
+    for (uint32_t i = 0; generation->choices != NULL && i < generation->choices_count; i++)
+        choice_part_free(&generation->choices[i].part);
+    free(generation->choices);
+    buffer_free(&generation->scratch);
+    request_free(generation->request);
+    free(generation);
+}
+
+static void generation_link(struct generation *generation) {
+    struct server *server = generation->server;
+    generation->next = server->generations;
+    if (generation->next != NULL)
+        generation->next->previous = generation;
+    server->generations = generation;
+    server->generations_active++;
+}
+
+static void generation_unlink(struct generation *generation) {
+    struct server *server = generation->server;
+    if (generation->previous != NULL)
+        generation->previous->next = generation->next;
+    else
+        server->generations = generation->next;
+    if (generation->next != NULL)
+        generation->next->previous = generation->previous;
+    server->generations_active--;
+}
+
+/* The client left. */
+static void generation_abandon(void *state) {
+    struct generation *generation = state;
+    log_event(LOG_INFO, generation->exchange->id, "client left: request cancelled", NULL);
+    scheduler_cancel(generation->server->model.scheduler, generation->request);
+}
+
+void generation_cancel_all(struct server *server) {
+    for (struct generation *generation = server->generations; generation != NULL; generation = generation->next)
+        scheduler_cancel(server->model.scheduler, generation->request);
+}
+
+static struct generation *generation_create(struct exchange *exchange, struct plan *plan) {
+    struct generation *generation = calloc(1, sizeof *generation);
+    if (generation == NULL)
+        return NULL;
+    struct server *server = exchange->server;
+    generation->choices_count = plan->request->prompts_count * plan->request->n;
+    generation->choices = calloc(generation->choices_count, sizeof *generation->choices);
+    if (generation->choices == NULL) {
+        free(generation);
+        return NULL;
+    }
+    generation->server = server;
+    generation->exchange = exchange;
+    generation->request = plan->request;
+    plan->request = NULL;
+    generation->reply = (struct reply){.chat = plan->chat,
+        .created = time(NULL),
+        .model = server->model_id,
+        .fingerprint = server->fingerprint,
+        .tokenizer = server->model.tokenizer,
+        .logprobs = generation->request->logprobs,
+        .include_usage = plan->include_usage};
+    for (uint32_t i = 0; i < generation->request->prompts_count; i++)
+        generation->usage.prompt_tokens += generation->request->prompts[i].count;
+    return generation;
+}
+
+/* The reply's id; the request's id too, unless the client gave one. */
+static void generation_name(struct generation *generation) {
+    struct exchange *exchange = generation->exchange;
+    struct reply *reply = &generation->reply;
+    http_make_id(reply->id, sizeof reply->id, reply->chat ? "chatcmpl-" : "cmpl-");
+    if (exchange->id_is_ours)
+        snprintf(exchange->id, sizeof exchange->id, "%s", reply->id);
+    snprintf(exchange->completion_id, sizeof exchange->completion_id, "%s", reply->id);
+    snprintf(generation->request->id, sizeof generation->request->id, "%s", exchange->id);
+}
+
+static void generation_fault_of(const struct error *error, bool chat, struct fault *fault) {
+    switch (error->code) {
+    case ERROR_CONTEXT:
+        fault_set(fault, 400, "context_length_exceeded", chat ? "messages" : "prompt", "%s", error->message);
+        break;
+    case ERROR_PAGES:
+        fault_unavailable(fault, "queue_full", 1, error->message);
+        break;
+    case ERROR_INVALID:
+        fault_invalid(fault, NULL, "%s", error->message);
+        break;
+    default:
+        fault_set(fault, 500, NULL, NULL, "%s", error->message);
+    }
+}
+
+/* Hands the plan's request to the scheduler, or answers why not. */
+static void generation_start(struct exchange *exchange, struct plan *plan) {
+    struct server *server = exchange->server;
+    struct fault fault;
+    struct error error = {0};
+    if (server->cancelled) {
+        fault_unavailable(&fault, "draining", 5, "the server is shutting down");
+        exchange_fault(exchange, &fault);
+        return;
+    }
+    struct generation *generation = generation_create(exchange, plan);
+    if (generation == NULL) {
+        fault_memory(&fault);
+        exchange_fault(exchange, &fault);
+        return;
+    }
+    generation_name(generation);
+    generation->request->user = generation;
+    generation->submitted_s = generation_now();
+    if (scheduler_submit(server->model.scheduler, generation->request, &error) != 0) {
+        generation_fault_of(&error, generation->reply.chat, &fault);
+        generation_free(generation);
+        exchange_fault(exchange, &fault);
+        return;
+    }
+    generation_link(generation);
+    exchange_retain(exchange);
+    exchange->abandon = generation_abandon;
+    exchange->state = generation;
+}
+
+/* --- The body --- */
+
+struct generation_job {
+    struct exchange *exchange;
+    plan_parse parse;
+    struct parse_context context;
+    struct plan plan;
+    struct fault fault;
+    int failed;
+};
+
+struct parse_context generation_context(const struct exchange *exchange) {
+    const struct server *server = exchange->server;
+    return (struct parse_context){.tokenizer = server->model.tokenizer,
+        .vocabulary = server->model.vocabulary,
+        .tokens_max = server->model.tokens_max,
+        .model_id = server->model_id,
+        .chat_refusal = server->model.chat_refusal,
+        .request_id = exchange->id};
+}
+
+static void generation_job_run(void *state) {
+    struct generation_job *job = state;
+    const struct buffer *text = &job->exchange->body;
+    json_t *body = fields_parse(text->data, text->length, &job->fault);
+    job->failed = body == NULL || job->parse(body, &job->context, &job->plan, &job->fault) != 0;
+    json_decref(body);
+}
+
+static void generation_job_done(void *state) {
+    struct generation_job *job = state;
+    if (job->exchange->abandoned)
+        log_event(LOG_INFO, job->exchange->id, "client left: request dropped", NULL);
+    else if (job->failed)
+        exchange_fault(job->exchange, &job->fault);
+    else
+        generation_start(job->exchange, &job->plan);
+    plan_free(&job->plan);
+    free(job);
+}
+
+void generation_handle(struct exchange *exchange, plan_parse parse) {
+    struct fault fault;
+    struct generation_job *job = calloc(1, sizeof *job);
+    if (job == NULL) {
+        fault_memory(&fault);
+        exchange_fault(exchange, &fault);
+        return;
+    }
+    job->exchange = exchange;
+    job->parse = parse;
+    job->context = generation_context(exchange);
+    if (exchange->body.length <= INLINE_BODY_MAX) {
+        generation_job_run(job);
+        generation_job_done(job);
+    } else if (exchange_work(exchange, generation_job_run, generation_job_done, job) != 0) {
+        free(job);
+        fault_memory(&fault);
+        exchange_fault(exchange, &fault);
+    }
+}
+
+/* --- Outputs --- */
+
+static void generation_measure(struct generation *generation, const struct output *output) {
+    struct metrics *metrics = generation->server->metrics;
+    struct choice_state *choice = &generation->choices[output->choice];
+    if (output->generated > 0) {
+        if (choice->last_time_s > 0.0)
+            metrics_observe(metrics, METRIC_INTER_TOKEN, (output->time_s - choice->last_time_s) / output->generated,
+                output->generated);
+        else if (output->generated > 1 && output->finish != FINISH_NONE) /* one output for the whole choice */
+            metrics_observe(
+                metrics, METRIC_INTER_TOKEN, output->decode_s / (output->generated - 1), output->generated - 1);
+        choice->last_time_s = output->time_s;
+        choice->generated += output->generated;
+    }
+    if (output->finish == FINISH_NONE)
+        return;
+    metrics_count_finish(metrics, output->finish);
+    generation->usage.completion_tokens += output->completion_tokens;
+    if (output->choice % generation->request->n == 0)
+        generation->usage.cached_tokens += output->cached_tokens;
+    if (output->finish != FINISH_STOP && output->finish != FINISH_LENGTH)
+        return;
+    if (output->choice == 0) {
+        metrics_observe(metrics, METRIC_FIRST_TOKEN, output->queued_s + output->prefill_s, 1);
+        metrics_observe(metrics, METRIC_QUEUE, output->queued_s, 1);
+        metrics_observe(metrics, METRIC_PREFILL, output->prefill_s, 1);
+        metrics_observe(metrics, METRIC_DECODE, output->decode_s, 1);
+    }
+}
+
+/* Remembers the first failure. */
+static void generation_note_failure(struct generation *generation, const struct output *output) {
+    if (generation->fault.status != 0)
+        return;
+    if (output->finish == FINISH_ERROR)
+        generation_fault_of(&output->error, generation->reply.chat, &generation->fault);
+    else
+        fault_unavailable(&generation->fault, "draining", 5, "the server is shutting down");
+}
+
+/* Writes what one output adds to a stream. */
+static void generation_stream_output(struct generation *generation, const struct output *output) {
+    struct choice_state *choice = &generation->choices[output->choice];
+    const struct reply *reply = &generation->reply;
+    struct buffer *out = &generation->scratch;
+    bool failed = output->finish == FINISH_ERROR || output->finish == FINISH_CANCELLED;
+    if (!generation->streaming && !failed) {
+        generation->streaming = true;
+        exchange_stream(generation->exchange);
+    }
+    if (reply->chat && !choice->begun && !failed)
+        format_chunk_role(out, reply, output->choice);
+    choice->begun = true;
+    choice_part_clear(&choice->part);
+    choice_part_add(&choice->part, reply, output);
+    bool content = choice->part.text.length > 0 || choice->part.tokens.length > 0;
+    bool finished = output->finish == FINISH_STOP || output->finish == FINISH_LENGTH;
+    bool in_one = finished && !reply->chat; /* a completion's last chunk has text and reason */
+    if ((content && !failed) || in_one)
+        format_chunk(out, reply, output->choice, &choice->part, in_one ? output->finish : FINISH_NONE);
+    if (finished && !in_one)
+        format_chunk_finish(out, reply, output->choice, output->finish);
+    if (choice_part_failed(&choice->part))
+        out->failed = true;
+}
+
+static void generation_send_scratch(struct generation *generation) {
+    struct buffer *out = &generation->scratch;
+    if (out->failed) { /* memory ran out: what is missing cannot be told otherwise */
+        buffer_free(out);
+        exchange_abandon(generation->exchange);
+        return;
+    }
+    exchange_write(generation->exchange, out->data, out->length);
+    out->length = 0;
+}
+
+/* The end of a stream that has begun. */
+static void generation_end_stream(struct generation *generation) {
+    struct buffer *out = &generation->scratch;
+    if (generation->fault.status != 0) {
+        buffer_string(out, "data: ");
+        fault_write(&generation->fault, out);
+        buffer_string(out, "\n\n");
+    } else if (generation->reply.include_usage) {
+        format_chunk_usage(out, &generation->reply, &generation->usage);
+    }
+    format_done(out);
+    generation_send_scratch(generation);
+    exchange_end(generation->exchange);
+}
+
+static void generation_answer_whole(struct generation *generation) {
+    struct buffer body = {0};
+    format_begin(&body, &generation->reply);
+    for (uint32_t i = 0; i < generation->choices_count; i++) {
+        struct choice_state *choice = &generation->choices[i];
+        format_choice(&body, &generation->reply, i, &choice->part, choice->finish);
+        if (choice_part_failed(&choice->part))
+            body.failed = true;
+        choice_part_free(&choice->part); /* the memory is needed for the reply */
+    }
+    format_end(&body, &generation->usage);
+    if (!body.failed) {
+        exchange_json(generation->exchange, 200, &body);
+        return;
+    }
+    buffer_free(&body);
+    fault_memory(&generation->fault);
+    exchange_fault(generation->exchange, &generation->fault);
+}
+
+static void generation_answer(struct generation *generation) {
+    if (generation->streaming)
+        generation_end_stream(generation);
+    else if (generation->fault.status != 0)
+        exchange_fault(generation->exchange, &generation->fault);
+    else
+        generation_answer_whole(generation);
+}
+
+/* The last output came: the request is ours again. */
+static void generation_finish(struct generation *generation) {
+    struct server *server = generation->server;
+    struct exchange *exchange = generation->exchange;
+    exchange->abandon = NULL;
+    exchange->state = NULL;
+    if (generation->fault.status == 0) {
+        metrics_observe(server->metrics, METRIC_END_TO_END, generation_now() - generation->submitted_s, 1);
+        metrics_observe(server->metrics, METRIC_PROMPT_TOKENS, (double)generation->usage.prompt_tokens, 1);
+        metrics_observe(server->metrics, METRIC_GENERATION_TOKENS, (double)generation->usage.completion_tokens, 1);
+    }
+    log_event(LOG_INFO, exchange->id, "generation ended", "prompt_tokens", LOG_INT(generation->usage.prompt_tokens),
+        "completion_tokens", LOG_INT(generation->usage.completion_tokens), "cached_tokens",
+        LOG_INT(generation->usage.cached_tokens), "choices", LOG_INT(generation->choices_count), "seconds",
+        LOG_FLOAT(generation_now() - generation->submitted_s), NULL);
+    if (!exchange->abandoned)
+        generation_answer(generation);
+    generation_unlink(generation);
+    generation_free(generation);
+    exchange_release(exchange);
+    server_check_drained(server);
+}
+
+void generation_output(void *server, const struct output *output) {
+    struct generation *generation = output->request->user;
+    struct choice_state *choice = &generation->choices[output->choice];
+    bool reader = !generation->exchange->abandoned;
+    (void)server;
+    generation_measure(generation, output);
+    if (output->finish == FINISH_ERROR || output->finish == FINISH_CANCELLED)
+        generation_note_failure(generation, output);
+    if (output->finish != FINISH_NONE)
+        choice->finish = output->finish;
+    if (reader && generation->request->stream && (generation->fault.status == 0 || generation->streaming)) {
+        generation_stream_output(generation, output);
+        generation_send_scratch(generation);
+    } else if (reader && generation->fault.status == 0) {
+        choice_part_add(&choice->part, &generation->reply, output);
+    }
+    if (output->last)
+        generation_finish(generation);
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server/tokenize.h"
+
+#include "server/generation.h"
+
+#include <stdlib.h>
+
+enum { INLINE_BODY_MAX = 4096 };
+
+struct tokenize_job {
+    struct exchange *exchange;
+    struct parse_context context;
+    int (*run)(const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault);
+    struct buffer reply;
+    struct fault fault;
+    int failed;
+};
+
+static void tokenize_write(
+    const struct token_list *ids, bool strings, const struct parse_context *context, struct buffer *reply) {
+    buffer_string(reply, "{\"tokens\":[");
+    for (size_t i = 0; i < ids->count; i++)
+        buffer_format(reply, i == 0 ? "%d" : ",%d", ids->ids[i]);
+    buffer_format(reply, "],\"count\":%zu,\"max_model_len\":%u", ids->count, context->tokens_max);
+    if (strings) {
+        buffer_string(reply, ",\"token_strs\":[");
+        for (size_t i = 0; i < ids->count; i++) {
+            size_t count;
+            const char *bytes = tokenizer_token_bytes(context->tokenizer, ids->ids[i], &count);
+            if (i > 0)
+                buffer_string(reply, ",");
+            buffer_json_string(reply, bytes, count);
+        }
+        buffer_string(reply, "]");
+    }
+    buffer_string(reply, "}");
+}
+
+static int tokenize_run(
+    const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault) {
+    const json_t *prompt = field_get(body, "prompt"), *content = field_get(body, "content");
+    const char *name = prompt != NULL ? "prompt" : "content";
+    bool add_special = prompt != NULL, parse_special = true, strings = false;
+    if (prompt != NULL && content != NULL)
+        return fault_invalid(fault, "content", "only one of prompt and content may be given");
+    const json_t *text = prompt != NULL ? prompt : content;
+    if (text == NULL)
+        return fault_invalid(fault, "prompt", "prompt (or content) is missing");
+    if (!json_is_string(text))
+        return fault_invalid(fault, name, "%s must be a string", name);
+    if (params_check_model(body, context, fault) != 0 || field_boolean(body, "add_special", &add_special, fault) != 0 ||
+        field_boolean(body, "add_special_tokens", &add_special, fault) != 0 ||
+        field_boolean(body, "parse_special", &parse_special, fault) != 0 ||
+        field_boolean(body, "return_token_strs", &strings, fault) != 0)
+        return -1;
+    struct token_list ids = {0};
+    struct error error;
+    int failed = 0;
+    if (add_special && tokenizer_adds_bos(context->tokenizer) && tokenizer_bos(context->tokenizer) >= 0)
+        failed = token_list_append(&ids, tokenizer_bos(context->tokenizer));
+    if (failed == 0)
+        failed = tokenizer_encode(
+            context->tokenizer, json_string_value(text), json_string_length(text), parse_special, &ids, &error);
+    if (failed == 0)
+        tokenize_write(&ids, strings, context, reply);
+    token_list_free(&ids);
+    return failed == 0 ? 0 : fault_memory(fault);
+}
+
+static int detokenize_run(
+    const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault) {
+    const json_t *tokens = field_get(body, "tokens");
+    if (!json_is_array(tokens))
+        return fault_invalid(fault, "tokens", "tokens must be an array of token ids");
+    if (params_check_model(body, context, fault) != 0)
+        return -1;
+    struct token_list ids = {0};
+    struct buffer text = {0};
+    int failed = json_array_size(tokens) == 0 ? 0 : params_read_tokens(tokens, "tokens", context, &ids, fault);
+    for (size_t i = 0; failed == 0 && i < ids.count; i++) {
+        size_t count;
+        const char *bytes = tokenizer_token_bytes(context->tokenizer, ids.ids[i], &count);
+        buffer_append(&text, bytes, count);
+    }
+    if (failed == 0 && text.failed)
+        failed = fault_memory(fault);
+    if (failed == 0) {
+        buffer_string(reply, "{\"prompt\":");
+        buffer_json_string(reply, text.data, text.length);
+        buffer_string(reply, ",\"content\":");
+        buffer_json_string(reply, text.data, text.length);
+        buffer_string(reply, "}");
+    }
+    buffer_free(&text);
+    token_list_free(&ids);
+    return failed;
+}
+
+static void tokenize_job_run(void *state) {
+    struct tokenize_job *job = state;
+    const struct buffer *text = &job->exchange->body;
+    json_t *body = fields_parse(text->data, text->length, &job->fault);
+    job->failed = body == NULL || job->run(body, &job->context, &job->reply, &job->fault) != 0;
+    json_decref(body);
+}
+
+static void tokenize_job_done(void *state) {
+    struct tokenize_job *job = state;
+    if (!job->exchange->abandoned && job->failed)
+        exchange_fault(job->exchange, &job->fault);
+    else if (!job->exchange->abandoned)
+        exchange_json(job->exchange, 200, &job->reply);
+    buffer_free(&job->reply);
+    free(job);
+}
+
+static void tokenize_start(struct exchange *exchange,
+    int (*run)(const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault)) {
+    struct fault fault;
+    struct tokenize_job *job = calloc(1, sizeof *job);
+    if (job == NULL) {
+        fault_memory(&fault);
+        exchange_fault(exchange, &fault);
+        return;
+    }
+    job->exchange = exchange;
+    job->context = generation_context(exchange);
+    job->run = run;
+    if (exchange->body.length <= INLINE_BODY_MAX) {
+        tokenize_job_run(job);
+        tokenize_job_done(job);
+    } else if (exchange_work(exchange, tokenize_job_run, tokenize_job_done, job) != 0) {
+        free(job);
+        fault_memory(&fault);
+        exchange_fault(exchange, &fault);
+    }
+}
+
+void tokenize_handle(struct exchange *exchange) {
+    tokenize_start(exchange, tokenize_run);
+}
+
+void detokenize_handle(struct exchange *exchange) {
+    tokenize_start(exchange, detokenize_run);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The server on the fake scheduler and tokenizer (fake_scheduler.h), for tests of everything that needs no model:
+ *   fake_server serve --model ANY [options of `distillcache serve`] with FAKE_STEP_US, FAKE_MAX_RUNNING,
+ *   FAKE_TOKENS_MAX, FAKE_LOAD_MS in the environment.
+ */
+#include "config/config.h"
+#include "engine/log.h"
+#include "server/server.h"
+#include "tests/unit/fake_scheduler.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+extern char **environ;
+
+static unsigned fake_environment(const char *name, unsigned otherwise) {
+    const char *value = getenv(name);
+    return value == NULL ? otherwise : (unsigned)strtoul(value, NULL, 10);
+}
+
+struct fake {
+    const struct config *config;
+    struct scheduler *scheduler;
+    struct tokenizer *tokenizer;
+};
+
+static int fake_load(
+    void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error) {
+    struct fake *fake = context;
+    if (strcmp(fake->config->model, "broken") == 0)
+        return error_set(error, ERROR_FORMAT, "broken: not a model");
+    usleep(fake_environment("FAKE_LOAD_MS", 0) * 1000);
+    struct fake_options options = {.step_us = fake_environment("FAKE_STEP_US", 1000),
+        .max_running = fake_environment("FAKE_MAX_RUNNING", 64),
+        .max_waiting = fake->config->max_waiting,
+        .tokens_max = fake_environment("FAKE_TOKENS_MAX", 8192),
+        .wake = wake,
+        .wake_context = wake_context};
+    fake->scheduler = fake_scheduler_create(&options);
+    fake->tokenizer = fake_tokenizer_create(false);
+    *model = (struct server_model){.scheduler = fake->scheduler,
+        .tokenizer = fake->tokenizer,
+        .fingerprint = "0123456789abcdef0123456789abcdef",
+        .vocabulary = FAKE_VOCABULARY,
+        .tokens_max = options.tokens_max};
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    struct config config;
+    struct error error = {0};
+    if (count < 2 || strcmp(arguments[1], "serve") != 0) {
+        fprintf(stderr, "usage: fake_server serve --model ANY [options]\n");
+        return 2;
+    }
+    if (config_load(&config, CONFIG_SERVE, count - 2, arguments + 2, environ, &error) != 0 ||
+        log_open(LOG_INFO, strcmp(config.log_format, "json") == 0, &error) != 0) {
+        fprintf(stderr, "fake_server: %s\n", error.message);
+        config_free(&config);
+        return 2;
+    }
+    struct fake fake = {.config = &config};
+    struct server *server = server_create(&config, &error);
+    int code = server == NULL ? error.code : server_run(server, fake_load, &fake, &error);
+    if (code != 0)
+        fprintf(stderr, "fake_server: %s\n", error.message);
+    scheduler_free(fake.scheduler);
+    server_free(server);
+    tokenizer_free(fake.tokenizer);
+    config_free(&config);
+    log_close();
+    return code == 0 ? 0 : 1;
+}
