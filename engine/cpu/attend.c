@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/cpu/attend.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Tasks a thread when splitting long sequences: the more, the less the threads wait for each other at the end. */
+enum { TASKS_PER_THREAD = 16 };
+
+/* Rows that read one KV head of one item together: `tokens` consecutive tokens, each with `group` query heads. */
+struct attend_block {
+    uint32_t item;
+    uint32_t kv_head;
+    uint32_t token; /* the first, counted from the item's first */
+    uint32_t tokens;
+    uint32_t head; /* first query head */
+    uint32_t group;
+    uint32_t splits;
+    size_t partials;      /* offset of the splits' results; used when there are several tasks */
+    _Atomic uint32_t left; /* tasks of this block that have not finished */
+};
+
+/* Some splits of a block: all of them, or a part whose results the task that finishes last merges. */
+struct attend_task {
+    uint32_t block;
+    uint32_t first;
+    uint32_t end;
+};
+
+struct attend_job {
+    const struct attend_kernels *kernels;
+    const struct attend_format_kernels *format;
+    const struct kv_batch *batch;
+    const struct kv_layout *layout;
+    struct attend_block *blocks;
+    struct attend_task *tasks;
+    float *partials;
+    uint32_t heads;
+    uint32_t stride; /* of o rows */
+    const float *qkv;
+    float *out;
+};
+
+/* One split of one block, or several merged: m, l and o of each row. */
+struct attend_partial {
+    float m[ATTEND_ROWS];
+    float l[ATTEND_ROWS]; /* 0: the row sees nothing here, and m and o mean nothing */
+    float o[];            /* [rows][stride] */
+};
+
+/* What block_run keeps on its stack. */
+struct attend_workspace {
+    float q[ATTEND_ROWS * ATTEND_DIM_MAX] __attribute__((aligned(64)));
+    float scores[ATTEND_ROWS * ATTEND_SPLIT] __attribute__((aligned(64)));
+};
+
+/* The pages of one split that some row of a block sees. */
+struct attend_pages {
+    uint32_t count;
+    const char *pages[ATTEND_PAGES];
+    uint16_t seen[ATTEND_PAGES]; /* slots that the last token sees; earlier tokens see no others */
+    bool uniform[ATTEND_PAGES];  /* the first token sees them too */
+    uint32_t used[ATTEND_PAGES]; /* slots before the end of the sequence, as a mask */
+};
+
+const struct attend_kernels *cpu_attend_kernels(enum cpu_tier tier) {
+#if defined(__x86_64__)
+    if (tier >= CPU_AVX512)
+        return &attend_kernels_avx512;
+    if (tier >= CPU_AVX2)
+        return &attend_kernels_avx2;
+#endif
+    (void)tier;
+    return &attend_kernels_scalar;
+}
+
+struct attend_scratch *attend_scratch_get(struct cpu_backend *cpu) {
+    if (cpu->attend_scratch == NULL)
+        cpu->attend_scratch = calloc(1, sizeof(struct attend_scratch));
+    return cpu->attend_scratch;
+}
+
+void cpu_attend_scratch_free(struct cpu_backend *cpu) {
+    struct attend_scratch *scratch = cpu->attend_scratch;
+    if (scratch == NULL)
+        return;
+    rope_table_free(scratch->rope);
+    free(scratch->tasks);
+    free(scratch->blocks);
+    free(scratch->partials);
+    free(scratch);
+    cpu->attend_scratch = NULL;
+}
+
+static uint32_t block_rows(const struct attend_block *block) {
+    return block->tokens * block->group;
+}
+
+static size_t partial_floats(const struct attend_job *job, const struct attend_block *block) {
+    return sizeof(struct attend_partial) / sizeof(float) + (size_t)block_rows(block) * job->stride;
+}
+
+static const struct kv_head_view *block_view(const struct attend_job *job, const struct attend_block *block) {
+    return &job->batch->views[(size_t)block->item * job->layout->kv_heads + block->kv_head];
+}
+
+static int32_t token_position(const struct attend_job *job, const struct attend_block *block, uint32_t token) {
+    return (int32_t)(job->batch->items[block->item].position + block->token + token);
+}
+
+/* Queries of a block times 1 / sqrt(d): q [rows][d], row = token * group + head. */
+static void block_pack_queries(const struct attend_job *job, const struct attend_block *block, float *q) {
+    const struct kv_layout *layout = job->layout;
+    uint32_t dim = layout->head_dim;
+    size_t stride = (size_t)(job->heads + 2 * layout->kv_heads) * dim;
+    float scale = (float)(1 / sqrt((double)dim));
+    size_t first = job->batch->items[block->item].first_row + block->token;
+    for (uint32_t token = 0; token < block->tokens; token++) {
+        const float *from = job->qkv + (first + token) * stride + (size_t)block->head * dim;
+        for (uint32_t g = 0; g < block->group; g++)
+            job->kernels->scale(from + (size_t)g * dim, scale, dim, q + (size_t)(token * block->group + g) * dim);
+    }
+}
+
+static uint32_t split_slots(const struct kv_head_view *view, uint32_t split) {
+    uint32_t first = split * ATTEND_SPLIT;
+    return view->slots - first < ATTEND_SPLIT ? view->slots - first : ATTEND_SPLIT;
+}
+
+static void split_find_pages(const struct attend_job *job, const struct attend_block *block, uint32_t split,
+    struct attend_pages *found) {
+    const struct kv_head_view *view = block_view(job, block);
+    uint32_t slots = split_slots(view, split);
+    int32_t earliest = token_position(job, block, 0), latest = token_position(job, block, block->tokens - 1);
+    found->count = 0;
+    for (uint32_t slot = 0; slot < slots; slot += KV_PAGE_SLOTS) {
+        char *page = kv_pool_page(job->batch->pool, view->pages[(split * ATTEND_SPLIT + slot) / KV_PAGE_SLOTS]);
+        const int32_t *positions = kv_page_positions(job->layout, page);
+        uint32_t used = slots - slot < KV_PAGE_SLOTS ? (1u << (slots - slot)) - 1 : 0xffff;
+        uint32_t seen = job->kernels->visible(positions, latest) & used;
+        if (seen == 0)
+            continue;
+        uint32_t i = found->count++;
+        found->pages[i] = page;
+        found->used[i] = used;
+        found->seen[i] = (uint16_t)seen;
+        found->uniform[i] = block->tokens == 1 || (job->kernels->visible(positions, earliest) & used) == seen;
+    }
+}
+
+/* The slots that one token sees. Returns false when it sees none. */
+static bool token_masks(const struct attend_job *job, const struct attend_block *block, uint32_t token,
+    const struct attend_pages *found, uint16_t masks[ATTEND_PAGES]) {
+    int32_t limit = token_position(job, block, token);
+    uint32_t any = 0;
+    for (uint32_t i = 0; i < found->count; i++) {
+        masks[i] = found->seen[i];
+        if (!found->uniform[i]) {
+            const int32_t *positions = kv_page_positions(job->layout, (char *)found->pages[i]);
+            masks[i] = (uint16_t)(job->kernels->visible(positions, limit) & found->used[i]);
+        }
+        any |= masks[i];
+    }
+    return any != 0;
+}
+
+/* Adds p v page by page in ascending order; pages that all rows see alike go together. */
+static void split_weigh(const struct attend_job *job, const struct attend_block *block,
+    const struct attend_pages *found, uint16_t masks[][ATTEND_PAGES], const float *p, float *o) {
+    uint32_t dim = job->layout->head_dim, page = 0;
+    while (page < found->count) {
+        uint32_t end = page + 1;
+        while (end < found->count && found->uniform[end] == found->uniform[page])
+            end++;
+        const char *const *pages = found->pages + page;
+        if (found->uniform[page]) {
+            job->format->weigh(p + page * KV_PAGE_SLOTS, block_rows(block), job->stride, dim, pages,
+                found->seen + page, end - page, o);
+        } else {
+            for (uint32_t token = 0; token < block->tokens; token++) {
+                size_t row = token * block->group;
+                job->format->weigh(p + row * ATTEND_SPLIT + page * KV_PAGE_SLOTS, block->group, job->stride, dim,
+                    pages, masks[token] + page, end - page, o + row * job->stride);
+            }
+        }
+        page = end;
+    }
+}
+
+/* Computes one split alone. Returns false when no row sees anything in it. */
+static bool split_run(const struct attend_job *job, const struct attend_block *block, uint32_t split,
+    struct attend_workspace *workspace, struct attend_partial *partial) {
+    struct attend_pages found;
+    uint16_t masks[ATTEND_ROWS][ATTEND_PAGES];
+    split_find_pages(job, block, split, &found);
+    if (found.count == 0)
+        return false;
+    uint32_t rows = block_rows(block), dim = job->layout->head_dim;
+    job->format->scores(workspace->q, rows, dim, dim, found.pages, found.count, workspace->scores);
+    for (uint32_t token = 0; token < block->tokens; token++) {
+        bool sees = token_masks(job, block, token, &found, masks[token]);
+        for (uint32_t g = 0; g < block->group; g++) {
+            uint32_t row = token * block->group + g;
+            partial->l[row] = 0;
+            if (sees) {
+                partial->m[row] = job->kernels->softmax(
+                    workspace->scores + (size_t)row * ATTEND_SPLIT, masks[token], found.count, &partial->l[row]);
+            }
+        }
+    }
+    memset(partial->o, 0, (size_t)rows * job->stride * sizeof(float));
+    split_weigh(job, block, &found, masks, workspace->scores, partial->o);
+    return true;
+}
+
+/* The one way in which results are merged: `next` covers the slots after those of `total`. */
+static void partial_merge(const struct attend_job *job, uint32_t rows, struct attend_partial *total,
+    const struct attend_partial *next) {
+    const struct attend_kernels *kernels = job->kernels;
+    for (uint32_t row = 0; row < rows; row++) {
+        float *o = total->o + (size_t)row * job->stride;
+        const float *next_o = next->o + (size_t)row * job->stride;
+        if (next->l[row] == 0)
+            continue;
+        if (total->l[row] == 0) {
+            total->m[row] = next->m[row];
+            total->l[row] = next->l[row];
+            memcpy(o, next_o, job->stride * sizeof(float));
+            continue;
+        }
+        float m = next->m[row] > total->m[row] ? next->m[row] : total->m[row];
+        float keep = kernels->exp(total->m[row] - m), add = kernels->exp(next->m[row] - m);
+        total->m[row] = m;
+        total->l[row] = total->l[row] * keep + next->l[row] * add;
+        kernels->merge(o, keep, next_o, add, job->layout->head_dim);
+    }
+}
+
+static void partial_clear(struct attend_partial *partial, uint32_t rows) {
+    memset(partial->l, 0, rows * sizeof(float));
+}
+
+static void block_finish(const struct attend_job *job, const struct attend_block *block,
+    const struct attend_partial *total) {
+    uint32_t dim = job->layout->head_dim;
+    size_t first = job->batch->items[block->item].first_row + block->token;
+    for (uint32_t row = 0; row < block_rows(block); row++) {
+        size_t token = first + row / block->group, head = block->head + row % block->group;
+        float *out = job->out + (token * job->heads + head) * dim;
+        if (total->l[row] == 0)
+            memset(out, 0, dim * sizeof(float));
+        else
+            job->kernels->scale(total->o + (size_t)row * job->stride, 1 / total->l[row], dim, out);
+    }
+}
+
+/* A partial result on the stack. */
+union attend_partial_space {
+    struct attend_partial partial;
+    float floats[2 * ATTEND_ROWS + ATTEND_ROWS * ATTEND_DIM_MAX];
+};
+
+/* All splits of a block, merged as they come. */
+static void block_run_whole(const struct attend_job *job, const struct attend_block *block) {
+    struct attend_workspace workspace;
+    union attend_partial_space total, next;
+    uint32_t rows = block_rows(block);
+    partial_clear(&total.partial, rows);
+    block_pack_queries(job, block, workspace.q);
+    for (uint32_t split = 0; split < block->splits; split++) {
+        if (split_run(job, block, split, &workspace, &next.partial))
+            partial_merge(job, rows, &total.partial, &next.partial);
+    }
+    block_finish(job, block, &total.partial);
+}
+
+static struct attend_partial *block_partial(
+    const struct attend_job *job, const struct attend_block *block, uint32_t split) {
+    return (struct attend_partial *)(job->partials + block->partials + split * partial_floats(job, block));
+}
+
+/* Some splits of a block, kept apart; the last task of the block merges all of them in order. */
+static void block_run_part(const struct attend_job *job, struct attend_block *block, uint32_t first, uint32_t end) {
+    struct attend_workspace workspace;
+    uint32_t rows = block_rows(block);
+    block_pack_queries(job, block, workspace.q);
+    for (uint32_t split = first; split < end; split++) {
+        struct attend_partial *partial = block_partial(job, block, split);
+        if (!split_run(job, block, split, &workspace, partial))
+            partial_clear(partial, rows);
+    }
+    if (atomic_fetch_sub_explicit(&block->left, 1, memory_order_acq_rel) != 1)
+        return;
+    struct attend_partial *total = block_partial(job, block, 0);
+    for (uint32_t split = 1; split < block->splits; split++)
+        partial_merge(job, rows, total, block_partial(job, block, split));
+    block_finish(job, block, total);
+}
+
+static void attend_work(void *context, uint32_t chunk, uint32_t thread) {
+    const struct attend_job *job = context;
+    const struct attend_task *task = &job->tasks[chunk];
+    struct attend_block *block = &job->blocks[task->block];
+    (void)thread;
+    if (task->end - task->first == block->splits)
+        block_run_whole(job, block);
+    else
+        block_run_part(job, block, task->first, task->end);
+}
+
+/* How an item's rows fall into blocks. */
+struct attend_shape {
+    uint32_t group;        /* query heads a KV head */
+    uint32_t block_group;  /* of which in one block */
+    uint32_t block_tokens; /* tokens in one block */
+};
+
+static struct attend_shape attend_shape(const struct attend_job *job) {
+    uint32_t group = job->heads / job->layout->kv_heads;
+    if (group >= ATTEND_ROWS)
+        return (struct attend_shape){group, ATTEND_ROWS, 1};
+    return (struct attend_shape){group, group, ATTEND_ROWS / group};
+}
+
+static uint32_t divide_up(uint32_t a, uint32_t b) {
+    return a / b + (a % b != 0);
+}
+
+static uint32_t item_blocks(const struct attend_job *job, struct attend_shape shape, uint32_t item) {
+    return divide_up(job->batch->items[item].rows, shape.block_tokens) * divide_up(shape.group, shape.block_group) *
+           job->layout->kv_heads;
+}
+
+/* Block `index` of an item: the last tokens first, since they see the most; KV heads innermost. */
+static void block_set(const struct attend_job *job, struct attend_shape shape, uint32_t item, uint32_t index,
+    struct attend_block *block) {
+    uint32_t kv_heads = job->layout->kv_heads, parts = divide_up(shape.group, shape.block_group);
+    uint32_t rows = job->batch->items[item].rows;
+    uint32_t tile = divide_up(rows, shape.block_tokens) - 1 - index / (kv_heads * parts);
+    uint32_t part = index / kv_heads % parts;
+    block->item = item;
+    block->kv_head = index % kv_heads;
+    block->token = tile * shape.block_tokens;
+    block->tokens = rows - block->token < shape.block_tokens ? rows - block->token : shape.block_tokens;
+    uint32_t head = part * shape.block_group;
+    block->head = block->kv_head * shape.group + head;
+    block->group = shape.group - head < shape.block_group ? shape.group - head : shape.block_group;
+    block->splits = divide_up(block_view(job, block)->slots, ATTEND_SPLIT);
+    atomic_init(&block->left, 1);
+}
+
+/* Arithmetic and reading of one split, in some unit. */
+static uint64_t split_cost(const struct attend_block *block) {
+    return 8 + block_rows(block);
+}
+
+static bool grow(void **memory, size_t *capacity, size_t count, size_t bytes) {
+    if (count <= *capacity)
+        return true;
+    void *larger = aligned_alloc(64, (count * bytes + 63) / 64 * 64);
+    if (larger == NULL)
+        return false;
+    free(*memory);
+    *memory = larger;
+    *capacity = count;
+    return true;
+}
+
+/* Splits that one task takes, so that no task is much longer than its share. */
+static uint32_t task_splits(const struct attend_block *block, uint64_t share) {
+    uint64_t splits = share / split_cost(block);
+    return splits < 1 ? 1 : splits < block->splits ? (uint32_t)splits : block->splits;
+}
+
+/* Fills blocks and tasks. Returns the number of tasks, 0 when there is no memory for them. */
+static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scratch, uint32_t threads) {
+    struct attend_shape shape = attend_shape(job);
+    size_t blocks_count = 0, tasks_count = 0, partials = 0;
+    for (uint32_t item = 0; item < job->batch->items_count; item++)
+        blocks_count += item_blocks(job, shape, item);
+    if (!grow(&scratch->blocks, &scratch->blocks_capacity, blocks_count, sizeof(struct attend_block)))
+        return 0;
+    struct attend_block *block = job->blocks = scratch->blocks;
+    uint64_t cost = 0;
+    for (uint32_t item = 0; item < job->batch->items_count; item++) {
+        uint32_t count = item_blocks(job, shape, item);
+        for (uint32_t index = 0; index < count; index++, block++) {
+            block_set(job, shape, item, index, block);
+            cost += block->splits * split_cost(block);
+        }
+    }
+    uint64_t share = threads == 1 ? UINT64_MAX : cost / ((uint64_t)threads * TASKS_PER_THREAD);
+    for (size_t i = 0; i < blocks_count; i++) {
+        block = &job->blocks[i];
+        uint32_t tasks = block->splits == 0 ? 1 : divide_up(block->splits, task_splits(block, share));
+        atomic_init(&block->left, tasks);
+        block->partials = partials;
+        partials += tasks > 1 ? block->splits * partial_floats(job, block) : 0;
+        tasks_count += tasks;
+    }
+    if (!grow(&scratch->tasks, &scratch->tasks_capacity, tasks_count, sizeof(struct attend_task)) ||
+        !grow(&scratch->partials, &scratch->partials_capacity, partials, sizeof(float)))
+        return 0;
+    job->tasks = scratch->tasks;
+    job->partials = scratch->partials;
+    struct attend_task *task = job->tasks;
+    for (size_t i = 0; i < blocks_count; i++) {
+        uint32_t splits = job->blocks[i].splits, step = splits == 0 ? 0 : task_splits(&job->blocks[i], share);
+        uint32_t first = 0;
+        do {
+            uint32_t end = splits - first < step ? splits : first + step;
+            *task++ = (struct attend_task){(uint32_t)i, first, end};
+            first = end;
+        } while (first < splits);
+    }
+    return (uint32_t)tasks_count;
+}
+
+/* Needs no memory but its stack: one block after the other. */
+static void attend_serially(struct attend_job *job) {
+    struct attend_shape shape = attend_shape(job);
+    for (uint32_t item = 0; item < job->batch->items_count; item++) {
+        uint32_t count = item_blocks(job, shape, item);
+        for (uint32_t index = 0; index < count; index++) {
+            struct attend_block block;
+            block_set(job, shape, item, index, &block);
+            block_run_whole(job, &block);
+        }
+    }
+}
+
+void cpu_attend(
+    struct backend *backend, const struct kv_batch *batch, uint32_t heads, const float *qkv, float *out) {
+    struct cpu_backend *cpu = cpu_backend(backend);
+    struct attend_scratch *scratch = attend_scratch_get(cpu);
+    const struct kv_layout *layout = &batch->pool->layout;
+    struct attend_job job = {
+        .kernels = cpu->attend,
+        .format = &cpu->attend->formats[layout->format],
+        .batch = batch,
+        .layout = layout,
+        .heads = heads,
+        .stride = attend_stride(layout->head_dim),
+        .qkv = qkv,
+        .out = out,
+    };
+    uint32_t threads = thread_pool_size(cpu->threads);
+    uint32_t tasks = scratch == NULL ? 0 : attend_plan(&job, scratch, threads);
+    if (tasks == 0)
+        attend_serially(&job);
+    else
+        thread_pool_run(cpu->threads, tasks, attend_work, &job);
+}

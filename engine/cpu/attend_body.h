@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of attend.h over sixteen lanes. A tier's file includes its lanes_*.h, then this.
+ *
+ * Scores and weighted sums are small matrix products: blocks of R rows times V vectors stay in registers. The block
+ * functions are inlined with constant R and V, so that the compiler unrolls them; their order of operations for one
+ * lane does not depend on R or V.
+ */
+#include "engine/cpu/attend.h"
+#include "engine/cpu/lanes_math.h"
+
+#include <string.h>
+
+#define ATTEND_INLINE static inline __attribute__((always_inline))
+
+_Static_assert((int)KV_PAGE_SLOTS == (int)LANES, "one vector holds one channel of a page");
+
+/* 16 numbers of a page, `offset` numbers from `from`. */
+ATTEND_INLINE struct lanes attend_load(enum kv_format format, const char *from, size_t offset) {
+    if (format == KV_F32)
+        return lanes_load((const float *)from + offset);
+    if (format == KV_F16)
+        return lanes_load_half((const uint16_t *)from + offset);
+    return lanes_load_bfloat((const uint16_t *)from + offset);
+}
+
+/* Scores of R rows against V pages. */
+ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32_t V, const float *q, uint32_t stride,
+    uint32_t dim, const char *const *pages, float *scores) {
+    struct lanes sums[LANES_BLOCK_ROWS][LANES_BLOCK_VECTORS];
+    for (uint32_t r = 0; r < R; r++) {
+        for (uint32_t v = 0; v < V; v++)
+            sums[r][v] = lanes_set(0);
+    }
+    for (uint32_t c = 0; c < dim; c++) {
+        struct lanes keys[LANES_BLOCK_VECTORS];
+        for (uint32_t v = 0; v < V; v++)
+            keys[v] = attend_load(format, pages[v], (size_t)c * LANES);
+        for (uint32_t r = 0; r < R; r++) {
+            struct lanes query = lanes_set(q[r * stride + c]);
+            for (uint32_t v = 0; v < V; v++)
+                sums[r][v] = lanes_fma(query, keys[v], sums[r][v]);
+        }
+    }
+    for (uint32_t r = 0; r < R; r++) {
+        for (uint32_t v = 0; v < V; v++)
+            lanes_store(scores + r * ATTEND_SPLIT + v * LANES, sums[r][v]);
+    }
+}
+
+/* R rows against all pages. */
+ATTEND_INLINE void attend_scores_rows(enum kv_format format, uint32_t R, const float *q, uint32_t stride, uint32_t dim,
+    const char *const *pages, uint32_t count, float *scores) {
+    uint32_t page = 0;
+    for (; page + LANES_BLOCK_VECTORS <= count; page += LANES_BLOCK_VECTORS)
+        attend_scores_block(format, R, LANES_BLOCK_VECTORS, q, stride, dim, pages + page, scores + page * LANES);
+    for (; page < count; page++)
+        attend_scores_block(format, R, 1, q, stride, dim, pages + page, scores + page * LANES);
+}
+
+ATTEND_INLINE void attend_scores(enum kv_format format, const float *q, uint32_t rows, uint32_t stride, uint32_t dim,
+    const char *const *pages, uint32_t count, float *scores) {
+    uint32_t row = 0;
+    for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
+        attend_scores_rows(format, LANES_BLOCK_ROWS, q + row * stride, stride, dim, pages, count,
+            scores + row * ATTEND_SPLIT);
+    }
+    q += row * stride;
+    scores += row * ATTEND_SPLIT;
+    switch (rows - row) {
+    case 5:
+        attend_scores_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, q, stride, dim, pages, count, scores);
+        break;
+    case 4:
+        attend_scores_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, q, stride, dim, pages, count, scores);
+        break;
+    case 3:
+        attend_scores_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, q, stride, dim, pages, count, scores);
+        break;
+    case 2:
+        attend_scores_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, q, stride, dim, pages, count, scores);
+        break;
+    case 1:
+        attend_scores_rows(format, 1, q, stride, dim, pages, count, scores);
+        break;
+    }
+}
+
+/* V vectors of o for R rows, starting at channel `from` of the values. */
+ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_t V, const float *p, uint32_t stride,
+    uint32_t dim, uint32_t from, const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {
+    size_t values_at = (size_t)dim * LANES + from;
+    struct lanes sums[LANES_BLOCK_ROWS][LANES_BLOCK_VECTORS];
+    for (uint32_t r = 0; r < R; r++) {
+        for (uint32_t v = 0; v < V; v++)
+            sums[r][v] = lanes_load(o + r * stride + from + v * LANES);
+    }
+    for (uint32_t page = 0; page < count; page++) {
+        for (uint32_t mask = masks[page]; mask != 0; mask &= mask - 1) {
+            uint32_t slot = (uint32_t)__builtin_ctz(mask);
+            struct lanes values[LANES_BLOCK_VECTORS];
+            for (uint32_t v = 0; v < V; v++)
+                values[v] = attend_load(format, pages[page], values_at + (size_t)slot * dim + v * LANES);
+            for (uint32_t r = 0; r < R; r++) {
+                struct lanes weight = lanes_set(p[r * ATTEND_SPLIT + page * LANES + slot]);
+                for (uint32_t v = 0; v < V; v++)
+                    sums[r][v] = lanes_fma(weight, values[v], sums[r][v]);
+            }
+        }
+    }
+    for (uint32_t r = 0; r < R; r++) {
+        for (uint32_t v = 0; v < V; v++)
+            lanes_store(o + r * stride + from + v * LANES, sums[r][v]);
+    }
+}
+
+/* R rows, all channels. The last vector of a slot may reach past its channels: into the next slot's, or, in the last
+ * slot, into the positions, which take 64 bytes as one vector of floats does. Those lanes of o are never used. */
+ATTEND_INLINE void attend_weigh_rows(enum kv_format format, uint32_t R, const float *p, uint32_t stride, uint32_t dim,
+    const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {
+    uint32_t from = 0;
+    for (; from + LANES_BLOCK_VECTORS * LANES <= stride; from += LANES_BLOCK_VECTORS * LANES)
+        attend_weigh_block(format, R, LANES_BLOCK_VECTORS, p, stride, dim, from, pages, masks, count, o);
+    for (; from < dim; from += LANES)
+        attend_weigh_block(format, R, 1, p, stride, dim, from, pages, masks, count, o);
+}
+
+ATTEND_INLINE void attend_weigh(enum kv_format format, const float *p, uint32_t rows, uint32_t stride, uint32_t dim,
+    const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {
+    uint32_t row = 0;
+    for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
+        attend_weigh_rows(format, LANES_BLOCK_ROWS, p + row * ATTEND_SPLIT, stride, dim, pages, masks, count,
+            o + row * stride);
+    }
+    p += row * ATTEND_SPLIT;
+    o += row * stride;
+    switch (rows - row) {
+    case 5:
+        attend_weigh_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, p, stride, dim, pages, masks, count, o);
+        break;
+    case 4:
+        attend_weigh_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, p, stride, dim, pages, masks, count, o);
+        break;
+    case 3:
+        attend_weigh_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, p, stride, dim, pages, masks, count, o);
+        break;
+    case 2:
+        attend_weigh_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, p, stride, dim, pages, masks, count, o);
+        break;
+    case 1:
+        attend_weigh_rows(format, 1, p, stride, dim, pages, masks, count, o);
+        break;
+    }
+}
+
+ATTEND_INLINE void attend_store(enum kv_format format, void *out, uint32_t offset, struct lanes value) {
+    if (format == KV_F32)
+        lanes_store((float *)out + offset, value);
+    else if (format == KV_F16)
+        lanes_store_half((uint16_t *)out + offset, value);
+    else
+        lanes_store_bfloat((uint16_t *)out + offset, value);
+}
+
+ATTEND_INLINE void attend_narrow(enum kv_format format, const float *x, uint32_t count, void *out) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        attend_store(format, out, i, lanes_load(x + i));
+    if (i == count)
+        return;
+    float rest[LANES]; /* as wide as any format */
+    attend_store(format, rest, 0, lanes_load_part(x + i, count - i, 0));
+    size_t bytes = kv_number_bytes(format);
+    memcpy((char *)out + i * bytes, rest, (count - i) * bytes);
+}
+
+static uint32_t attend_visible(const int32_t *positions, int32_t limit) {
+    return lanes_not_after(positions, limit);
+}
+
+static float attend_softmax(float *scores, const uint16_t *masks, uint32_t pages, float *l) {
+    struct lanes hidden = lanes_set(-INFINITY), most = hidden, sum = lanes_set(0);
+    for (uint32_t page = 0; page < pages; page++) {
+        struct lanes visible = lanes_replace(masks[page], lanes_load(scores + page * LANES), hidden);
+        lanes_store(scores + page * LANES, visible);
+        most = lanes_max(visible, most);
+    }
+    float m = lanes_maximum(most);
+    most = lanes_set(m);
+    for (uint32_t page = 0; page < pages; page++) {
+        struct lanes p = lanes_exp(lanes_sub(lanes_load(scores + page * LANES), most));
+        lanes_store(scores + page * LANES, p);
+        sum = lanes_add(sum, p);
+    }
+    *l = lanes_sum(sum);
+    return m;
+}
+
+static void attend_merge(float *total, float keep, const float *o, float add, uint32_t dim) {
+    struct lanes keeps = lanes_set(keep), adds = lanes_set(add);
+    for (uint32_t i = 0; i < dim; i += LANES)
+        lanes_store(total + i, lanes_fma(lanes_load(o + i), adds, lanes_mul(lanes_load(total + i), keeps)));
+}
+
+static void attend_scale(const float *x, float factor, uint32_t dim, float *out) {
+    struct lanes factors = lanes_set(factor);
+    uint32_t i = 0;
+    for (; i + LANES <= dim; i += LANES)
+        lanes_store(out + i, lanes_mul(lanes_load(x + i), factors));
+    if (i < dim)
+        lanes_store_part(out + i, dim - i, lanes_mul(lanes_load_part(x + i, dim - i, 0), factors));
+}
+
+static float attend_exp(float x) {
+    float out[LANES];
+    lanes_store(out, lanes_exp(lanes_set(x)));
+    return out[0];
+}
+
+/* The kernels of one format, under names of their own. */
+#define ATTEND_FORMAT(name, format)                                                                                    \
+    static void attend_scores_##name(const float *q, uint32_t rows, uint32_t stride, uint32_t dim,                     \
+        const char *const *pages, uint32_t count, float *scores) {                                                     \
+        attend_scores(format, q, rows, stride, dim, pages, count, scores);                                             \
+    }                                                                                                                  \
+    static void attend_weigh_##name(const float *p, uint32_t rows, uint32_t stride, uint32_t dim,                      \
+        const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {                                   \
+        attend_weigh(format, p, rows, stride, dim, pages, masks, count, o);                                            \
+    }                                                                                                                  \
+    static void attend_narrow_##name(const float *x, uint32_t count, void *out) {                                      \
+        attend_narrow(format, x, count, out);                                                                          \
+    }
+
+ATTEND_FORMAT(f32, KV_F32)
+ATTEND_FORMAT(f16, KV_F16)
+ATTEND_FORMAT(bf16, KV_BF16)
+
+#define ATTEND_KERNELS                                                                                                 \
+    {                                                                                                                  \
+        .visible = attend_visible, .softmax = attend_softmax, .merge = attend_merge, .scale = attend_scale,            \
+        .exp = attend_exp, .formats = {                                                                                \
+            [KV_F32] = {attend_scores_f32, attend_weigh_f32, attend_narrow_f32},                                       \
+            [KV_F16] = {attend_scores_f16, attend_weigh_f16, attend_narrow_f16},                                       \
+            [KV_BF16] = {attend_scores_bf16, attend_weigh_bf16, attend_narrow_bf16},                                   \
+        }                                                                                                              \
+    }

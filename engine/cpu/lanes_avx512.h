@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sixteen float lanes in one AVX-512 register. The operations are explained in lanes_scalar.h.
+ */
+#ifndef ENGINE_CPU_LANES_AVX512_H
+#define ENGINE_CPU_LANES_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+enum { LANES = 16 };
+enum { LANES_BLOCK_ROWS = 6, LANES_BLOCK_VECTORS = 4 };
+
+struct lanes {
+    __m512 v;
+};
+
+struct sums {
+    __m512d low, high;
+};
+
+static inline struct lanes lanes_set(float value) {
+    return (struct lanes){_mm512_set1_ps(value)};
+}
+
+static inline struct lanes lanes_load(const float *from) {
+    return (struct lanes){_mm512_loadu_ps(from)};
+}
+
+static inline struct lanes lanes_load_part(const float *from, uint32_t count, float fill) {
+    return (struct lanes){_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << count) - 1), from)};
+}
+
+static inline void lanes_store(float *to, struct lanes a) {
+    _mm512_storeu_ps(to, a.v);
+}
+
+static inline void lanes_store_part(float *to, uint32_t count, struct lanes a) {
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), a.v);
+}
+
+static inline struct lanes lanes_add(struct lanes a, struct lanes b) {
+    return (struct lanes){_mm512_add_ps(a.v, b.v)};
+}
+
+static inline struct lanes lanes_sub(struct lanes a, struct lanes b) {
+    return (struct lanes){_mm512_sub_ps(a.v, b.v)};
+}
+
+static inline struct lanes lanes_mul(struct lanes a, struct lanes b) {
+    return (struct lanes){_mm512_mul_ps(a.v, b.v)};
+}
+
+static inline struct lanes lanes_div(struct lanes a, struct lanes b) {
+    return (struct lanes){_mm512_div_ps(a.v, b.v)};
+}
+
+static inline struct lanes lanes_fma(struct lanes a, struct lanes b, struct lanes c) {
+    return (struct lanes){_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+
+static inline struct lanes lanes_max(struct lanes a, struct lanes b) {
+    return (struct lanes){_mm512_max_ps(a.v, b.v)};
+}
+
+static inline struct lanes lanes_min(struct lanes a, struct lanes b) {
+    return (struct lanes){_mm512_min_ps(a.v, b.v)};
+}
+
+static inline uint32_t lanes_at_least(struct lanes a, struct lanes b) {
+    return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
+}
+
+static inline struct lanes lanes_replace(uint32_t mask, struct lanes value, struct lanes otherwise) {
+    return (struct lanes){_mm512_mask_mov_ps(otherwise.v, (__mmask16)mask, value.v)};
+}
+
+static inline struct lanes lanes_keep(uint32_t mask, struct lanes value) {
+    return (struct lanes){_mm512_maskz_mov_ps((__mmask16)mask, value.v)};
+}
+
+static inline struct lanes lanes_keep_unless_below(struct lanes a, struct lanes b, struct lanes value) {
+    return (struct lanes){_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), value.v)};
+}
+
+static inline struct lanes lanes_swap_pairs(struct lanes a) {
+    return (struct lanes){_mm512_permute_ps(a.v, 0xb1)};
+}
+
+static inline struct lanes lanes_shift_exponent(struct lanes value, struct lanes counter) {
+    __m512i shift = _mm512_slli_epi32(_mm512_castps_si512(counter.v), 23);
+    return (struct lanes){_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(value.v), shift))};
+}
+
+static inline __m256 lanes_low(struct lanes a) {
+    return _mm512_castps512_ps256(a.v);
+}
+
+static inline __m256 lanes_high(struct lanes a) {
+    return _mm512_extractf32x8_ps(a.v, 1);
+}
+
+static inline float lanes_sum(struct lanes a) {
+    __m256 eight = _mm256_add_ps(lanes_low(a), lanes_high(a));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline float lanes_maximum(struct lanes a) {
+    __m256 eight = _mm256_max_ps(lanes_low(a), lanes_high(a));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline struct lanes lanes_load_half(const uint16_t *from) {
+    return (struct lanes){_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from))};
+}
+
+static inline struct lanes lanes_load_bfloat(const uint16_t *from) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+    return (struct lanes){_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+
+static inline void lanes_store_half(uint16_t *to, struct lanes a) {
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Adds just under half of the last place, and one more when that place is odd; NaN only gets its quiet bit. */
+static inline void lanes_store_bfloat(uint16_t *to, struct lanes a) {
+    __m512i bits = _mm512_castps_si512(a.v);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
+static inline uint32_t lanes_not_after(const int32_t *positions, int32_t limit) {
+    return _mm512_cmple_epi32_mask(_mm512_loadu_si512(positions), _mm512_set1_epi32(limit));
+}
+
+static inline struct sums sums_zero(void) {
+    return (struct sums){_mm512_setzero_pd(), _mm512_setzero_pd()};
+}
+
+static inline struct sums sums_add(struct sums s, struct lanes a) {
+    s.low = _mm512_add_pd(s.low, _mm512_cvtps_pd(lanes_low(a)));
+    s.high = _mm512_add_pd(s.high, _mm512_cvtps_pd(lanes_high(a)));
+    return s;
+}
+
+static inline void sums_store(double to[LANES], struct sums s) {
+    _mm512_storeu_pd(to, s.low);
+    _mm512_storeu_pd(to + 8, s.high);
+}
+
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Functions of sixteen lanes, common to all tiers: include after one lanes_*.h.
+ */
+#ifndef ENGINE_CPU_LANES_MATH_H
+#define ENGINE_CPU_LANES_MATH_H
+
+/* e^x with a relative error of about 1e-7: exactly 0 below -87.33 (so for -infinity), exactly 1 at 0, the value at
+ * 88.72 above it. x = n ln 2 + r, and e^r is 1 + r + r^2 c(r), c of degree 4 fitted by minimax on |r| <= ln 2 / 2
+ * (relative error 4e-9). Adding 1.5 * 2^23 rounds x / ln 2 to the integer n and leaves it in the low bits. */
+static inline struct lanes lanes_exp(struct lanes x) {
+    const struct lanes rounder = lanes_set(0x1.8p23f);
+    x = lanes_min(lanes_set(88.72f), x);
+    struct lanes counter = lanes_fma(x, lanes_set(0x1.715476p0f), rounder);
+    struct lanes n = lanes_sub(counter, rounder);
+    struct lanes r = lanes_fma(n, lanes_set(-0x1.62e43p-1f), x);
+    r = lanes_fma(n, lanes_set(0x1.05c610p-29f), r);
+    struct lanes p = lanes_set(0x1.6a2254p-10f);
+    p = lanes_fma(p, r, lanes_set(0x1.123b02p-7f));
+    p = lanes_fma(p, r, lanes_set(0x1.5558f8p-5f));
+    p = lanes_fma(p, r, lanes_set(0x1.55549p-3f));
+    p = lanes_fma(p, r, lanes_set(0x1.fffffcp-2f));
+    p = lanes_fma(p, r, lanes_set(1));
+    p = lanes_fma(p, r, lanes_set(1));
+    return lanes_keep_unless_below(x, lanes_set(-87.33f), lanes_shift_exponent(p, counter));
+}
+
+/* Rounding up to whole vectors. */
+static inline uint32_t lanes_round_up(uint32_t count) {
+    return (count + LANES - 1) / LANES * LANES;
+}
+
+/* Sums are added in ascending order of lanes. */
+static inline double sums_total(struct sums s) {
+    double lanes[LANES], total = 0;
+    sums_store(lanes, s);
+    for (int i = 0; i < LANES; i++)
+        total += lanes[i];
+    return total;
+}
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sixteen float lanes in plain C. lanes_scalar.h, lanes_avx2.h and lanes_avx512.h define the same operations, and the
+ * kernels (vector_body.h, attend_body.h) are written once over them. Every operation rounds each lane the same way in
+ * every tier, so the tiers agree bit for bit.
+ *
+ *   lanes_max, lanes_min       the second operand where either is NaN
+ *   lanes_at_least             mask of the lanes where a >= b; false for NaN
+ *   lanes_keep                 value where the mask bit is set, else zero
+ *   lanes_replace              value where the mask bit is set, else otherwise
+ *   lanes_swap_pairs           lanes 2i and 2i + 1 exchanged
+ *   lanes_shift_exponent       value * 2^n, n being the low bits of the pattern of `counter` (see lanes_math.h)
+ *   lanes_sum, lanes_maximum   over lanes, in a fixed tree: halves, quarters, pairs, neighbours
+ *   lanes_load_part            the first `count` lanes, `fill` in the others
+ *   lanes_load_half, _bfloat   of 16 stored numbers, exact; lanes_store_half, _bfloat round to nearest even
+ *   lanes_not_after            mask of the positions that are <= limit
+ *   sums                       sixteen double accumulators
+ */
+#ifndef ENGINE_CPU_LANES_SCALAR_H
+#define ENGINE_CPU_LANES_SCALAR_H
+
+#include "engine/tensor.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LANES = 16 };
+
+/* The largest block of rows and vectors that the tier's registers hold as accumulators (attend_body.h). */
+enum { LANES_BLOCK_ROWS = 2, LANES_BLOCK_VECTORS = 2 };
+
+struct lanes {
+    float v[LANES];
+};
+
+struct sums {
+    double v[LANES];
+};
+
+#define LANES_EACH for (int i = 0; i < LANES; i++)
+
+static inline struct lanes lanes_set(float value) {
+    struct lanes r;
+    LANES_EACH r.v[i] = value;
+    return r;
+}
+
+static inline struct lanes lanes_load(const float *from) {
+    struct lanes r;
+    memcpy(r.v, from, sizeof r.v);
+    return r;
+}
+
+static inline struct lanes lanes_load_part(const float *from, uint32_t count, float fill) {
+    struct lanes r = lanes_set(fill);
+    memcpy(r.v, from, count * sizeof(float));
+    return r;
+}
+
+static inline void lanes_store(float *to, struct lanes a) {
+    memcpy(to, a.v, sizeof a.v);
+}
+
+static inline void lanes_store_part(float *to, uint32_t count, struct lanes a) {
+    memcpy(to, a.v, count * sizeof(float));
+}
+
+static inline struct lanes lanes_add(struct lanes a, struct lanes b) {
+    LANES_EACH a.v[i] += b.v[i];
+    return a;
+}
+
+static inline struct lanes lanes_sub(struct lanes a, struct lanes b) {
+    LANES_EACH a.v[i] -= b.v[i];
+    return a;
+}
+
+static inline struct lanes lanes_mul(struct lanes a, struct lanes b) {
+    LANES_EACH a.v[i] *= b.v[i];
+    return a;
+}
+
+static inline struct lanes lanes_div(struct lanes a, struct lanes b) {
+    LANES_EACH a.v[i] /= b.v[i];
+    return a;
+}
+
+static inline struct lanes lanes_fma(struct lanes a, struct lanes b, struct lanes c) {
+    LANES_EACH c.v[i] = fmaf(a.v[i], b.v[i], c.v[i]);
+    return c;
+}
+
+static inline struct lanes lanes_max(struct lanes a, struct lanes b) {
+    LANES_EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return b;
+}
+
+static inline struct lanes lanes_min(struct lanes a, struct lanes b) {
+    LANES_EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+    return b;
+}
+
+static inline uint32_t lanes_at_least(struct lanes a, struct lanes b) {
+    uint32_t mask = 0;
+    LANES_EACH mask |= (uint32_t)(a.v[i] >= b.v[i]) << i;
+    return mask;
+}
+
+static inline struct lanes lanes_replace(uint32_t mask, struct lanes value, struct lanes otherwise) {
+    LANES_EACH value.v[i] = mask >> i & 1 ? value.v[i] : otherwise.v[i];
+    return value;
+}
+
+static inline struct lanes lanes_keep(uint32_t mask, struct lanes value) {
+    return lanes_replace(mask, value, lanes_set(0));
+}
+
+/* As lanes_keep(not (a < b), value), for tiers where a comparison's own mask is cheaper than bits. */
+static inline struct lanes lanes_keep_unless_below(struct lanes a, struct lanes b, struct lanes value) {
+    LANES_EACH value.v[i] = a.v[i] < b.v[i] ? 0 : value.v[i];
+    return value;
+}
+
+static inline struct lanes lanes_swap_pairs(struct lanes a) {
+    struct lanes r;
+    LANES_EACH r.v[i] = a.v[i ^ 1];
+    return r;
+}
+
+static inline struct lanes lanes_shift_exponent(struct lanes value, struct lanes counter) {
+    LANES_EACH {
+        uint32_t bits, shift;
+        memcpy(&bits, &value.v[i], sizeof bits);
+        memcpy(&shift, &counter.v[i], sizeof shift);
+        bits += shift << 23;
+        memcpy(&value.v[i], &bits, sizeof bits);
+    }
+    return value;
+}
+
+static inline float lanes_sum(struct lanes a) {
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++)
+            a.v[i] += a.v[i + half];
+    }
+    return a.v[0];
+}
+
+static inline float lanes_maximum(struct lanes a) {
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++)
+            a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
+    }
+    return a.v[0];
+}
+
+static inline struct lanes lanes_load_half(const uint16_t *from) {
+    struct lanes r;
+    LANES_EACH r.v[i] = half_to_float(from[i]);
+    return r;
+}
+
+static inline struct lanes lanes_load_bfloat(const uint16_t *from) {
+    struct lanes r;
+    LANES_EACH r.v[i] = bfloat_to_float(from[i]);
+    return r;
+}
+
+static inline void lanes_store_half(uint16_t *to, struct lanes a) {
+    LANES_EACH to[i] = float_to_half(a.v[i]);
+}
+
+static inline void lanes_store_bfloat(uint16_t *to, struct lanes a) {
+    LANES_EACH to[i] = float_to_bfloat(a.v[i]);
+}
+
+static inline uint32_t lanes_not_after(const int32_t *positions, int32_t limit) {
+    uint32_t mask = 0;
+    LANES_EACH mask |= (uint32_t)(positions[i] <= limit) << i;
+    return mask;
+}
+
+static inline struct sums sums_zero(void) {
+    return (struct sums){{0}};
+}
+
+static inline struct sums sums_add(struct sums s, struct lanes a) {
+    LANES_EACH s.v[i] += (double)a.v[i];
+    return s;
+}
+
+static inline void sums_store(double to[LANES], struct sums s) {
+    memcpy(to, s.v, sizeof s.v);
+}
+
+#endif
