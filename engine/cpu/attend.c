@@ -17,7 +17,7 @@ struct attend_block {
     uint32_t head; /* first query head */
     uint32_t group;
     uint32_t splits;
-    size_t partials;      /* offset of the splits' results; used when there are several tasks */
+    size_t partials;       /* offset of the splits' results; used when there are several tasks */
     _Atomic uint32_t left; /* tasks of this block that have not finished */
 };
 
@@ -128,8 +128,8 @@ static uint32_t split_slots(const struct kv_head_view *view, uint32_t split) {
     return view->slots - first < ATTEND_SPLIT ? view->slots - first : ATTEND_SPLIT;
 }
 
-static void split_find_pages(const struct attend_job *job, const struct attend_block *block, uint32_t split,
-    struct attend_pages *found) {
+static void split_find_pages(
+    const struct attend_job *job, const struct attend_block *block, uint32_t split, struct attend_pages *found) {
     const struct kv_head_view *view = block_view(job, block);
     uint32_t slots = split_slots(view, split);
     int32_t earliest = token_position(job, block, 0), latest = token_position(job, block, block->tokens - 1);
@@ -175,13 +175,13 @@ static void split_weigh(const struct attend_job *job, const struct attend_block 
             end++;
         const char *const *pages = found->pages + page;
         if (found->uniform[page]) {
-            job->format->weigh(p + page * KV_PAGE_SLOTS, block_rows(block), job->stride, dim, pages,
-                found->seen + page, end - page, o);
+            job->format->weigh(p + page * KV_PAGE_SLOTS, block_rows(block), job->stride, dim, pages, found->seen + page,
+                end - page, o);
         } else {
             for (uint32_t token = 0; token < block->tokens; token++) {
                 size_t row = token * block->group;
-                job->format->weigh(p + row * ATTEND_SPLIT + page * KV_PAGE_SLOTS, block->group, job->stride, dim,
-                    pages, masks[token] + page, end - page, o + row * job->stride);
+                job->format->weigh(p + row * ATTEND_SPLIT + page * KV_PAGE_SLOTS, block->group, job->stride, dim, pages,
+                    masks[token] + page, end - page, o + row * job->stride);
             }
         }
         page = end;
@@ -215,8 +215,8 @@ static bool split_run(const struct attend_job *job, const struct attend_block *b
 }
 
 /* The one way in which results are merged: `next` covers the slots after those of `total`. */
-static void partial_merge(const struct attend_job *job, uint32_t rows, struct attend_partial *total,
-    const struct attend_partial *next) {
+static void partial_merge(
+    const struct attend_job *job, uint32_t rows, struct attend_partial *total, const struct attend_partial *next) {
     const struct attend_kernels *kernels = job->kernels;
     for (uint32_t row = 0; row < rows; row++) {
         float *o = total->o + (size_t)row * job->stride;
@@ -241,8 +241,8 @@ static void partial_clear(struct attend_partial *partial, uint32_t rows) {
     memset(partial->l, 0, rows * sizeof(float));
 }
 
-static void block_finish(const struct attend_job *job, const struct attend_block *block,
-    const struct attend_partial *total) {
+static void block_finish(
+    const struct attend_job *job, const struct attend_block *block, const struct attend_partial *total) {
     uint32_t dim = job->layout->head_dim;
     size_t first = job->batch->items[block->item].first_row + block->token;
     for (uint32_t row = 0; row < block_rows(block); row++) {
@@ -430,8 +430,7 @@ static void attend_serially(struct attend_job *job) {
     }
 }
 
-void cpu_attend(
-    struct backend *backend, const struct kv_batch *batch, uint32_t heads, const float *qkv, float *out) {
+void cpu_attend(struct backend *backend, const struct kv_batch *batch, uint32_t heads, const float *qkv, float *out) {
     struct cpu_backend *cpu = cpu_backend(backend);
     struct attend_scratch *scratch = attend_scratch_get(cpu);
     const struct kv_layout *layout = &batch->pool->layout;

@@ -62,8 +62,8 @@ ATTEND_INLINE void attend_scores(enum kv_format format, const float *q, uint32_t
     const char *const *pages, uint32_t count, float *scores) {
     uint32_t row = 0;
     for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
-        attend_scores_rows(format, LANES_BLOCK_ROWS, q + row * stride, stride, dim, pages, count,
-            scores + row * ATTEND_SPLIT);
+        attend_scores_rows(
+            format, LANES_BLOCK_ROWS, q + row * stride, stride, dim, pages, count, scores + row * ATTEND_SPLIT);
     }
     q += row * stride;
     scores += row * ATTEND_SPLIT;
@@ -129,8 +129,8 @@ ATTEND_INLINE void attend_weigh(enum kv_format format, const float *p, uint32_t 
     const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {
     uint32_t row = 0;
     for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
-        attend_weigh_rows(format, LANES_BLOCK_ROWS, p + row * ATTEND_SPLIT, stride, dim, pages, masks, count,
-            o + row * stride);
+        attend_weigh_rows(
+            format, LANES_BLOCK_ROWS, p + row * ATTEND_SPLIT, stride, dim, pages, masks, count, o + row * stride);
     }
     p += row * ATTEND_SPLIT;
     o += row * stride;

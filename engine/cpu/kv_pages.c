@@ -16,8 +16,7 @@ void cpu_copy_pages(
 }
 
 /* Slot `from_place` of one page to `to_place` of another (or the same). */
-static void slot_move(
-    const struct kv_layout *layout, char *from, uint32_t from_place, char *to, uint32_t to_place) {
+static void slot_move(const struct kv_layout *layout, char *from, uint32_t from_place, char *to, uint32_t to_place) {
     size_t bytes = kv_number_bytes(layout->format), row = layout->head_dim * bytes;
     for (uint32_t channel = 0; channel < layout->head_dim; channel++) {
         size_t base = (size_t)channel * KV_PAGE_SLOTS;
@@ -48,8 +47,7 @@ void cpu_clear_slots(
 }
 
 /* All bits set is NaN in every format. */
-void cpu_poison_pages(
-    struct backend *backend, const struct kv_pool *pool, const uint32_t *pages, uint32_t count) {
+void cpu_poison_pages(struct backend *backend, const struct kv_pool *pool, const uint32_t *pages, uint32_t count) {
     (void)backend;
     for (uint32_t i = 0; i < count; i++) {
         char *page = kv_pool_page(pool, pages[i]);

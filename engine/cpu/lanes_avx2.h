@@ -112,8 +112,7 @@ static inline __m256 lanes_shift_eight(__m256 value, __m256 counter) {
 }
 
 static inline struct lanes lanes_shift_exponent(struct lanes value, struct lanes counter) {
-    return (struct lanes){
-        lanes_shift_eight(value.low, counter.low), lanes_shift_eight(value.high, counter.high)};
+    return (struct lanes){lanes_shift_eight(value.low, counter.low), lanes_shift_eight(value.high, counter.high)};
 }
 
 static inline float lanes_sum(struct lanes a) {

@@ -16,9 +16,9 @@ enum { ROPE_ROWS_PER_CHUNK = 16 };
 /* turns [rows][2 * dim]: cos, cos, ... and -sin, sin, ... of each pair (vector.h, rotate). */
 struct rope_table {
     uint32_t dim;
-    uint32_t rows;               /* capacity */
-    float *inverse_freq;         /* [dim / 2] that the turns were computed with */
-    uint32_t *positions;         /* [rows] */
+    uint32_t rows;       /* capacity */
+    float *inverse_freq; /* [dim / 2] that the turns were computed with */
+    uint32_t *positions; /* [rows] */
     float *turns;
 };
 
@@ -150,8 +150,8 @@ static void rope_work(void *context, uint32_t chunk, uint32_t thread) {
     }
 }
 
-void cpu_rope_and_append(struct backend *backend, const struct kv_batch *batch, const struct rope_params *rope,
-    uint32_t heads, float *qkv) {
+void cpu_rope_and_append(
+    struct backend *backend, const struct kv_batch *batch, const struct rope_params *rope, uint32_t heads, float *qkv) {
     uint32_t rows = 0, rows_end = 0;
     for (uint32_t item = 0; item < batch->items_count; item++) {
         uint32_t end = batch->items[item].first_row + batch->items[item].rows;

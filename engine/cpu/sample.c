@@ -48,9 +48,10 @@ struct cut {
 
 enum measure { MEASURE_COUNT, MEASURE_MASS };
 
-/* The logits [first, first + count), with bans applied: in place, or in buffer [PIECE] when there are any here. */
-static const float *row_piece(const struct row *row, uint32_t first, uint32_t count, float *buffer) {
-    const float *piece = row->logits + first;
+/* piece [count], which belongs to the tokens from first on, with bans applied: itself when none concerns it, else
+ * buffer [PIECE]. */
+static const float *apply_bans(
+    const struct row *row, const float *piece, uint32_t first, uint32_t count, float *buffer) {
     for (uint32_t i = 0; i < row->banned_count; i++) {
         int64_t place = (int64_t)row->banned[i] - first;
         if (place < 0 || place >= count)
@@ -61,6 +62,10 @@ static const float *row_piece(const struct row *row, uint32_t first, uint32_t co
         buffer[place] = -INFINITY;
     }
     return piece;
+}
+
+static const float *row_piece(const struct row *row, uint32_t first, uint32_t count, float *buffer) {
+    return apply_bans(row, row->logits + first, first, count, buffer);
 }
 
 static uint32_t piece_length(uint32_t first, uint32_t end) {
@@ -278,11 +283,9 @@ static int32_t choose_random(struct row *row, const struct sample_params *params
 /* The lowest id that is not banned; 0 when all are. */
 static int32_t choose_first(const struct row *row) {
     float zeros[PIECE] = {0}, buffer[PIECE];
-    struct row blank = *row;
     for (uint32_t first = 0; first < row->vocabulary; first += PIECE) {
         uint32_t count = piece_length(first, row->vocabulary);
-        blank.logits = zeros - first;
-        uint32_t place = row->kernels->find(row_piece(&blank, first, count, buffer), 0, count, 0, INFINITY);
+        uint32_t place = row->kernels->find(apply_bans(row, zeros, first, count, buffer), 0, count, 0, INFINITY);
         if (place < count)
             return (int32_t)(first + place);
     }

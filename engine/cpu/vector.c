@@ -81,7 +81,7 @@ static void gather_row(const struct rows_job *job, uint32_t row) {
 
 void cpu_gather_rows(
     struct backend *backend, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out) {
-    struct rows_job job = {.x = x, .rows_wanted = rows_wanted, .rows = count, .width = width, .out = out,
-        .one = gather_row};
+    struct rows_job job = {
+        .x = x, .rows_wanted = rows_wanted, .rows = count, .width = width, .out = out, .one = gather_row};
     rows_run(cpu_backend(backend), &job);
 }

@@ -157,8 +157,7 @@ static inline struct lanes vector_exp_excess(struct lanes d) {
     return lanes_mul(lanes_mul(sum, d), d);
 }
 
-static double vector_divergence(
-    const float *p, const float *q, uint32_t count, double p_log_sum, double q_log_sum) {
+static double vector_divergence(const float *p, const float *q, uint32_t count, double p_log_sum, double q_log_sum) {
     struct lanes p_log = lanes_set((float)p_log_sum), q_log = lanes_set((float)q_log_sum);
     struct lanes shift = lanes_set((float)(q_log_sum - p_log_sum)), half = lanes_set(0.5f);
     struct sums total = sums_zero();
@@ -180,6 +179,6 @@ static double vector_divergence(
 #define VECTOR_KERNELS                                                                                                 \
     {                                                                                                                  \
         .sum_squares = vector_sum_squares, .scale = vector_scale, .silu_mul = vector_silu_mul,                         \
-        .rotate = vector_rotate, .exponential = vector_exponential, .maximum = vector_maximum,                         \
-        .find = vector_find, .tail = vector_tail, .weights = vector_weights, .divergence = vector_divergence          \
+        .rotate = vector_rotate, .exponential = vector_exponential, .maximum = vector_maximum, .find = vector_find,    \
+        .tail = vector_tail, .weights = vector_weights, .divergence = vector_divergence                                \
     }

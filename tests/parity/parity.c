@@ -9,6 +9,7 @@
 
 static const struct parity_case *const families[] = {
     parity_linear_cases,
+    parity_attend_cases,
 };
 
 static const char *const tiers[] = {"scalar", "avx2", "avx512"};

@@ -29,6 +29,7 @@ struct parity_case {
 
 /* Families: arrays that end with an entry without a name. */
 extern const struct parity_case parity_linear_cases[];
+extern const struct parity_case parity_attend_cases[];
 
 struct parity {
     struct backend *backend;

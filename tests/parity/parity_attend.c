@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention and the appending of keys and values: random shapes, ragged slot counts, scattered page tables, holes,
+ * slots in any order of position, all storage formats; unused slots and pages hold NaN.
+ */
+#include "tests/parity/parity.h"
+#include "tests/parity/reference_attend.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ITEMS_MAX = 4, KV_HEADS_MAX = 4, ROUNDS_MAX = 256, CASES_MAX = 8, VIEWS_MAX = ITEMS_MAX * KV_HEADS_MAX };
+
+/* A batch over a random cache. */
+struct scene {
+    struct reference_pool pool; /* host image */
+    struct kv_pool device;
+    uint32_t pages;
+    uint32_t heads;
+    uint32_t items_count;
+    uint32_t rows;
+    struct kv_item items[ITEMS_MAX];
+    struct kv_head_view views[VIEWS_MAX];
+    uint32_t *tables[VIEWS_MAX]; /* page tables */
+    float *inverse_freq;
+    struct rope_params rope;
+    float *qkv; /* host, before rope_and_append */
+    size_t qkv_bytes;
+};
+
+/* What to draw. */
+struct scene_limits {
+    uint32_t dim;    /* 0: any */
+    uint32_t rows;   /* most rows of an item */
+    uint32_t slots;  /* most old slots of a head */
+    uint32_t group;  /* most query heads a KV head */
+    float sharpness; /* scale of queries: scores have this standard deviation */
+};
+
+static uint32_t draw_dim(struct parity *parity) {
+    static const uint32_t dims[] = {64, 64, 128, 80, 96, 256, 2, 40, 66, 112};
+    return dims[parity_random(parity, 0, sizeof dims / sizeof dims[0] - 1)];
+}
+
+static size_t page_bytes(const struct kv_layout *layout) {
+    size_t numbers = (size_t)2 * KV_PAGE_SLOTS * layout->head_dim * reference_number_bytes(layout->format);
+    return (numbers + KV_PAGE_SLOTS * sizeof(int32_t) + 63) / 64 * 64;
+}
+
+static void shuffle(struct parity *parity, uint32_t *array, uint32_t count) {
+    for (uint32_t i = count; i > 1; i--) {
+        uint32_t other = parity_random(parity, 0, i - 1), moved = array[i - 1];
+        array[i - 1] = array[other];
+        array[other] = moved;
+    }
+}
+
+static void fill_poison(struct scene *scene) {
+    memset(scene->pool.image, 0xff, scene->pages * scene->pool.page_bytes);
+    for (uint32_t page = 0; page < scene->pages; page++) {
+        for (uint32_t place = 0; place < KV_PAGE_SLOTS; place++)
+            *reference_position(&scene->pool, page, place) = KV_NO_POSITION;
+    }
+}
+
+static void fill_slot(struct parity *parity, struct scene *scene, const uint32_t *table, uint32_t slot, int32_t at) {
+    const struct kv_layout *layout = &scene->pool.layout;
+    uint32_t page = table[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
+    *reference_position(&scene->pool, page, place) = at;
+    for (uint32_t channel = 0; channel < layout->head_dim; channel++) {
+        reference_round(
+            layout->format, (double)parity_normal(parity), reference_key(&scene->pool, page, place, channel));
+        reference_round(
+            layout->format, (double)parity_normal(parity), reference_value(&scene->pool, page, place, channel));
+    }
+}
+
+/* Old slots of one head: distinct positions below the item's, in any order, some slots unused. New slots follow at the
+ * end, or take the place of unused slots at the front. */
+static void fill_head(struct parity *parity, struct scene *scene, uint32_t item, struct kv_head_view *view,
+    const uint32_t *table, uint32_t old_slots) {
+    uint32_t position = scene->items[item].position, rows = scene->items[item].rows;
+    uint32_t *order = parity_host((position + 1) * sizeof *order);
+    for (uint32_t i = 0; i < position; i++)
+        order[i] = i;
+    bool ordered = parity_random(parity, 0, 1) == 0, reused = parity_random(parity, 0, 3) == 0;
+    if (!ordered)
+        shuffle(parity, order, position);
+    uint32_t holes = parity_random(parity, 0, 2) == 0 ? 10 : 0, shift = reused ? rows : 0;
+    for (uint32_t slot = 0; slot < old_slots; slot++) {
+        if (parity_random(parity, 1, 100) > holes)
+            fill_slot(parity, scene, table, slot + shift, (int32_t)order[slot]);
+    }
+    view->pages = table;
+    view->slots = old_slots + rows;
+    view->first_slot = reused ? 0 : old_slots;
+    free(order);
+}
+
+static void draw_items(struct parity *parity, struct scene *scene, const struct scene_limits *limits) {
+    scene->items_count = parity_random(parity, 1, ITEMS_MAX);
+    for (uint32_t item = 0; item < scene->items_count; item++) {
+        uint32_t rows = parity_random(parity, 0, 1) == 0 ? 1 : parity_random(parity, 1, limits->rows);
+        uint32_t position = parity_random(parity, 0, 3) == 0 ? 0 : parity_random(parity, 0, limits->slots);
+        scene->items[item] = (struct kv_item){scene->rows, rows, position};
+        scene->rows += rows;
+    }
+}
+
+static void scene_create(
+    struct parity *parity, struct scene *scene, enum kv_format format, const struct scene_limits *limits) {
+    memset(scene, 0, sizeof *scene);
+    uint32_t dim = limits->dim != 0 ? limits->dim : draw_dim(parity);
+    struct kv_layout layout = {1, parity_random(parity, 1, KV_HEADS_MAX), dim, format};
+    scene->heads = layout.kv_heads * parity_random(parity, 1, limits->group);
+    draw_items(parity, scene, limits);
+    uint32_t old_slots[VIEWS_MAX], table_pages[VIEWS_MAX], pages = 0;
+    for (uint32_t view = 0; view < scene->items_count * layout.kv_heads; view++) {
+        const struct kv_item *item = &scene->items[view / layout.kv_heads];
+        old_slots[view] = parity_random(parity, 0, 1) == 0 ? item->position : parity_random(parity, 0, item->position);
+        table_pages[view] = (old_slots[view] + item->rows + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
+        pages += table_pages[view];
+    }
+    scene->pages = pages + parity_random(parity, 0, 5);
+    scene->pool = (struct reference_pool){NULL, page_bytes(&layout), layout};
+    scene->pool.image = parity_host(scene->pages * scene->pool.page_bytes);
+    fill_poison(scene);
+    uint32_t *numbers = parity_host((scene->pages + 1) * sizeof *numbers);
+    for (uint32_t page = 0; page < scene->pages; page++)
+        numbers[page] = page;
+    shuffle(parity, numbers, scene->pages);
+    for (uint32_t view = 0, first = 0; view < scene->items_count * layout.kv_heads; view++) {
+        scene->tables[view] = parity_host(table_pages[view] * sizeof(uint32_t));
+        memcpy(scene->tables[view], numbers + first, table_pages[view] * sizeof(uint32_t));
+        first += table_pages[view];
+        fill_head(parity, scene, view / layout.kv_heads, &scene->views[view], scene->tables[view], old_slots[view]);
+    }
+    free(numbers);
+    scene->device = (struct kv_pool){NULL, scene->pool.page_bytes, layout};
+    scene->device.base = parity_upload(parity, scene->pool.image, scene->pages * scene->pool.page_bytes);
+    uint32_t rope_dim = parity_random(parity, 0, 2) == 0 ? dim / 2 / 2 * 2 : dim;
+    scene->inverse_freq = parity_host((rope_dim / 2 + 1) * sizeof(float));
+    for (uint32_t pair = 0; pair < rope_dim / 2; pair++)
+        scene->inverse_freq[pair] = (float)pow(10000, -2.0 * pair / rope_dim);
+    scene->rope = (struct rope_params){rope_dim, scene->inverse_freq};
+    size_t count = (size_t)scene->rows * (scene->heads + 2 * layout.kv_heads) * dim;
+    scene->qkv_bytes = count * sizeof(float);
+    scene->qkv = parity_host(scene->qkv_bytes);
+    parity_fill_normal(parity, scene->qkv, count, 1);
+    size_t stride = (size_t)(scene->heads + 2 * layout.kv_heads) * dim;
+    for (uint32_t row = 0; row < scene->rows; row++) {
+        for (uint32_t i = 0; i < scene->heads * dim; i++)
+            scene->qkv[row * stride + i] *= limits->sharpness;
+    }
+}
+
+static void scene_free(struct parity *parity, struct scene *scene) {
+    for (uint32_t view = 0; view < VIEWS_MAX; view++)
+        free(scene->tables[view]);
+    parity_release(parity, scene->device.base);
+    free(scene->pool.image);
+    free(scene->inverse_freq);
+    free(scene->qkv);
+}
+
+static struct kv_batch scene_batch(const struct scene *scene) {
+    return (struct kv_batch){&scene->device, scene->items, scene->items_count, scene->views};
+}
+
+/* The device's qkv after rope_and_append; the host's copy becomes the same, and so does the pool's image. */
+static float *scene_append(struct parity *parity, struct scene *scene) {
+    float *qkv = parity_upload(parity, scene->qkv, scene->qkv_bytes);
+    struct kv_batch batch = scene_batch(scene);
+    parity->operations->rope_and_append(parity->backend, &batch, &scene->rope, scene->heads, qkv);
+    parity->operations->download(parity->backend, scene->qkv, qkv, scene->qkv_bytes);
+    parity->operations->download(
+        parity->backend, scene->pool.image, scene->device.base, scene->pages * scene->pool.page_bytes);
+    return qkv;
+}
+
+static float *run_attend(
+    struct parity *parity, const struct scene *scene, const struct kv_batch *batch, const float *qkv, uint32_t rows) {
+    size_t bytes = (size_t)rows * scene->heads * scene->pool.layout.head_dim * sizeof(float);
+    float *out = parity_upload(parity, NULL, bytes);
+    parity->operations->attend(parity->backend, batch, scene->heads, qkv, out);
+    float *host = parity_download(parity, out, bytes);
+    parity_release(parity, out);
+    return host;
+}
+
+/* Tiers and thread counts must give the same bits: compares with what the first of them gave in this round. */
+static void check_same_everywhere(struct parity *parity, uint32_t which, const void *bytes, size_t count) {
+    static uint64_t first[CASES_MAX][ROUNDS_MAX];
+    if (parity->round >= ROUNDS_MAX || which >= CASES_MAX)
+        return;
+    uint64_t hash = 0xcbf29ce484222325ull, *seen = &first[which][parity->round];
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3ull;
+    if (*seen == 0)
+        *seen = hash;
+    parity_check_true(parity, *seen == hash, "bits differ from those of another tier or thread count");
+}
+
+static void check_against_reference(struct parity *parity, const struct scene *scene, const float *got) {
+    uint32_t dim = scene->pool.layout.head_dim;
+    size_t count = (size_t)scene->rows * scene->heads * dim;
+    double *want = parity_host(count * sizeof *want);
+    reference_attend(&scene->pool, scene->items, scene->items_count, scene->views, scene->heads, scene->qkv, want);
+    parity_check_close(parity, got, want, count, 3e-5, 0, "attend R=%u H=%u K=%u d=%u items=%u", scene->rows,
+        scene->heads, scene->pool.layout.kv_heads, dim, scene->items_count);
+    free(want);
+}
+
+/* Every item alone, in chunks of other sizes, must give the bits that it has in the whole batch. */
+static void check_chunks(struct parity *parity, const struct scene *scene, const float *qkv, const float *whole) {
+    uint32_t dim = scene->pool.layout.head_dim, kv_heads = scene->pool.layout.kv_heads;
+    size_t row_size = (size_t)scene->heads * dim;
+    for (uint32_t item = 0; item < scene->items_count; item++) {
+        uint32_t rows = scene->items[item].rows;
+        for (uint32_t first = 0, chunk; first < rows; first += chunk) {
+            chunk = parity_random(parity, 1, rows - first);
+            struct kv_item part = {0, chunk, scene->items[item].position + first};
+            struct kv_head_view views[KV_HEADS_MAX];
+            for (uint32_t head = 0; head < kv_heads; head++) {
+                views[head] = scene->views[item * kv_heads + head];
+                views[head].first_slot += first;
+                if (views[head].first_slot + rows - first == views[head].slots) /* as before the later tokens came */
+                    views[head].slots = views[head].first_slot + chunk;
+            }
+            struct kv_batch batch = {&scene->device, &part, 1, views};
+            size_t row = scene->items[item].first_row + first;
+            float *got = run_attend(parity, scene, &batch, qkv + row * (scene->heads + 2 * kv_heads) * dim, chunk);
+            parity_check_bits(parity, got, whole + row * row_size, chunk * row_size,
+                "rows %u..%u of %u of item %u alone, d=%u", first, first + chunk, rows, item, dim);
+            free(got);
+        }
+    }
+}
+
+static const struct scene_limits limits_of[] = {
+    {.dim = 0, .rows = 40, .slots = 700, .group = 5, .sharpness = 1},
+    {.dim = 64, .rows = 120, .slots = 1100, .group = 4, .sharpness = 6},
+    {.dim = 0, .rows = 3, .slots = 300, .group = 40, .sharpness = 1},
+};
+
+static void run_scene(struct parity *parity, uint32_t which) {
+    struct scene scene;
+    scene_create(parity, &scene, (enum kv_format)(parity->round % 3), &limits_of[which]);
+    float *qkv = scene_append(parity, &scene);
+    struct kv_batch batch = scene_batch(&scene);
+    float *got = run_attend(parity, &scene, &batch, qkv, scene.rows);
+    check_against_reference(parity, &scene, got);
+    check_same_everywhere(
+        parity, which, got, (size_t)scene.rows * scene.heads * scene.pool.layout.head_dim * sizeof(float));
+    check_chunks(parity, &scene, qkv, got);
+    free(got);
+    parity_release(parity, qkv);
+    scene_free(parity, &scene);
+}
+
+static void case_attend(struct parity *parity) {
+    run_scene(parity, parity->entry->index);
+}
+
+/* Keys and values as the definition says, everything else in the pool untouched. */
+static void check_appended(struct parity *parity, const struct scene *before, const struct scene *after) {
+    const struct kv_layout *layout = &before->pool.layout;
+    uint32_t dim = layout->head_dim;
+    size_t stride = (size_t)(before->heads + 2 * layout->kv_heads) * dim,
+           number = reference_number_bytes(layout->format);
+    double rotated[256], tolerance = layout->format == KV_F32 ? 3e-7 : layout->format == KV_F16 ? 5e-4 : 4e-3;
+    float stored[256];
+    for (uint32_t item = 0; item < before->items_count; item++) {
+        for (uint32_t token = 0; token < before->items[item].rows; token++) {
+            uint32_t position = before->items[item].position + token;
+            const float *row = before->qkv + (before->items[item].first_row + token) * stride;
+            const float *turned = after->qkv + (before->items[item].first_row + token) * stride;
+            for (uint32_t head = 0; head < before->heads; head++) {
+                reference_rope(&before->rope, position, row + head * dim, dim, rotated);
+                parity_check_close(parity, turned + head * dim, rotated, dim, 1e-6, 3e-7, "rotated query");
+            }
+            for (uint32_t head = 0; head < layout->kv_heads; head++) {
+                const struct kv_head_view *view = &before->views[item * layout->kv_heads + head];
+                uint32_t slot = view->first_slot + token, place = slot % KV_PAGE_SLOTS;
+                uint32_t page = view->pages[slot / KV_PAGE_SLOTS];
+                const float *key = row + (before->heads + head) * dim, *value = key + layout->kv_heads * dim;
+                reference_rope(&before->rope, position, key, dim, rotated);
+                for (uint32_t channel = 0; channel < dim; channel++) {
+                    unsigned char *at = reference_key(&after->pool, page, place, channel);
+                    stored[channel] = (float)reference_number(layout->format, at);
+                    memcpy(reference_key(&before->pool, page, place, channel), at, number); /* compared here */
+                    reference_round(
+                        layout->format, (double)value[channel], reference_value(&before->pool, page, place, channel));
+                }
+                parity_check_close(parity, stored, rotated, dim, 1e-6, tolerance, "stored key");
+                *reference_position(&before->pool, page, place) = (int32_t)position;
+            }
+        }
+    }
+    parity_check_bytes(parity, after->pool.image, before->pool.image, before->pages * before->pool.page_bytes,
+        "pool after append, d=%u, format %d", dim, (int)layout->format);
+}
+
+static void case_append(struct parity *parity) {
+    static const struct scene_limits limits = {.rows = 60, .slots = 100, .group = 3, .sharpness = 1};
+    struct scene after;
+    scene_create(parity, &after, (enum kv_format)(parity->round % 3), &limits);
+    struct scene before = after;
+    size_t bytes = after.pages * after.pool.page_bytes;
+    before.pool.image = parity_host(bytes);
+    memcpy(before.pool.image, after.pool.image, bytes);
+    before.qkv = parity_host(after.qkv_bytes);
+    memcpy(before.qkv, after.qkv, after.qkv_bytes);
+    parity_release(parity, scene_append(parity, &after));
+    check_appended(parity, &before, &after);
+    check_same_everywhere(parity, 7, after.pool.image, bytes);
+    free(before.pool.image);
+    free(before.qkv);
+    scene_free(parity, &after);
+}
+
+/* A number of values that are hard to round, as the values of one appended token. */
+static void case_append_rounding(struct parity *parity) {
+    static const float hard[] = {65504, 65519.996f, 65520, 1e6f, INFINITY, -INFINITY, 0x1p-24f, 0x1p-25f, 0x1.8p-25f,
+        -0x1p-26f, 1 + 0x1p-11f, 1 + 0x3p-11f, 1 + 0x1.002p-11f, 0x1.fffffep127f, 1 + 0x1p-8f, 1 + 0x3p-8f, 0, -0.0f,
+        0x1p-126f, 0x1p-149f, 0x1.ffcp-15f, 0x1.ffffp-15f};
+    enum { DIM = 64 };
+    enum kv_format format = (enum kv_format)(parity->round % 3);
+    struct kv_layout layout = {1, 1, DIM, format};
+    struct reference_pool pool = {NULL, page_bytes(&layout), layout};
+    struct kv_pool device = {parity_upload(parity, NULL, pool.page_bytes), pool.page_bytes, layout};
+    static const float inverse_freq[DIM / 2];
+    static const uint32_t table[] = {0};
+    float row[3 * DIM];
+    for (uint32_t i = 0; i < 3 * DIM; i++)
+        row[i] = i % DIM < sizeof hard / sizeof hard[0] ? hard[i % DIM] : parity_normal(parity);
+    for (uint32_t i = 0; i < 2 * DIM; i++)
+        row[i] = parity_normal(parity);
+    struct kv_item item = {0, 1, 5};
+    struct kv_head_view view = {table, 8, 7};
+    struct kv_batch batch = {&device, &item, 1, &view};
+    struct rope_params rope = {DIM, inverse_freq};
+    float *qkv = parity_upload(parity, row, sizeof row);
+    parity->operations->rope_and_append(parity->backend, &batch, &rope, 1, qkv);
+    pool.image = parity_download(parity, device.base, pool.page_bytes);
+    for (uint32_t channel = 0; channel < DIM; channel++) {
+        unsigned char want[4];
+        size_t bytes = reference_round(format, (double)row[2 * DIM + channel], want);
+        parity_check_bytes(parity, reference_value(&pool, 0, 7, channel), want, bytes, "%a in format %d",
+            (double)row[2 * DIM + channel], (int)format);
+        bytes = reference_round(format, (double)row[DIM + channel], want); /* frequency 0: the key is not turned */
+        parity_check_bytes(parity, reference_key(&pool, 0, 7, channel), want, bytes, "key %a in format %d",
+            (double)row[DIM + channel], (int)format);
+    }
+    free(pool.image);
+    parity_release(parity, qkv);
+    parity_release(parity, device.base);
+}
+
+struct timed {
+    struct parity *parity;
+    struct kv_batch batch;
+    uint32_t heads;
+    float *qkv;
+    float *out;
+    const struct rope_params *rope;
+};
+
+static void work_attend(void *context) {
+    struct timed *timed = context;
+    timed->parity->operations->attend(timed->parity->backend, &timed->batch, timed->heads, timed->qkv, timed->out);
+}
+
+static void work_append(void *context) {
+    struct timed *timed = context;
+    timed->parity->operations->rope_and_append(
+        timed->parity->backend, &timed->batch, timed->rope, timed->heads, timed->qkv);
+}
+
+/* One layer of SmolLM2-135M: 9 query heads, 3 KV heads, d = 64. The pool holds `layers` such layers, which are used in
+ * turn, so that decoding reads from memory as it does in a model. */
+static void time_attend(struct parity *parity, uint32_t items_count, uint32_t rows, uint32_t depth) {
+    enum { HEADS = 9, KV_HEADS = 3, DIM = 64 };
+    struct kv_layout layout = {1, KV_HEADS, DIM, KV_F16};
+    uint32_t table_pages = (depth + rows + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS, tables = items_count * KV_HEADS;
+    struct kv_pool pool = {NULL, page_bytes(&layout), layout};
+    struct reference_pool image = {parity_host(tables * table_pages * pool.page_bytes), pool.page_bytes, layout};
+    uint32_t *table = parity_host(tables * table_pages * sizeof *table);
+    struct kv_item *items = parity_host(items_count * sizeof *items);
+    struct kv_head_view *views = parity_host(tables * sizeof *views);
+    for (uint32_t view = 0; view < tables; view++) {
+        uint32_t *pages = table + view * table_pages;
+        for (uint32_t i = 0; i < table_pages; i++)
+            pages[i] = i * tables + view; /* the heads of a sequence grow together */
+        for (uint32_t slot = 0; slot < depth + rows; slot++)
+            *reference_position(&image, pages[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS) = (int32_t)slot;
+        views[view] = (struct kv_head_view){pages, depth + rows, depth};
+        items[view / KV_HEADS] = (struct kv_item){view / KV_HEADS * rows, rows, depth};
+    }
+    pool.base = parity_upload(parity, image.image, tables * table_pages * pool.page_bytes);
+    size_t count = (size_t)items_count * rows * (HEADS + 2 * KV_HEADS) * DIM;
+    float *qkv = parity_host(count * sizeof *qkv), inverse_freq[DIM / 2];
+    parity_fill_normal(parity, qkv, count, 1);
+    for (uint32_t pair = 0; pair < DIM / 2; pair++)
+        inverse_freq[pair] = (float)pow(10000, -2.0 * pair / DIM);
+    struct rope_params rope = {DIM, inverse_freq};
+    struct timed timed = {parity, {&pool, items, items_count, views}, HEADS,
+        parity_upload(parity, qkv, count * sizeof *qkv), parity_upload(parity, NULL, count * sizeof *qkv), &rope};
+    double seen = (double)rows * depth + 0.5 * rows * (rows + 1); /* (row, slot) pairs of one sequence */
+    double bytes = (double)tables * (depth + rows) * 2 * DIM * 2;
+    parity_time(parity, work_append, &timed, 0, 0, "append %u sequences, %u rows, depth %u", items_count, rows, depth);
+    parity_time(parity, work_attend, &timed, rows == 1 ? bytes : 0, seen * items_count * HEADS * DIM * 2,
+        "attend %u sequences, %u rows, depth %u", items_count, rows, depth);
+    parity_release(parity, timed.qkv);
+    parity_release(parity, timed.out);
+    parity_release(parity, pool.base);
+    free(qkv);
+    free(views);
+    free(items);
+    free(table);
+    free(image.image);
+}
+
+static void time_attend_all(struct parity *parity) {
+    time_attend(parity, 1, 1, 512);
+    time_attend(parity, 1, 1, 7168);
+    time_attend(parity, 8, 1, 512);
+    time_attend(parity, 8, 1, 7168);
+    time_attend(parity, 1, 512, 0);
+    time_attend(parity, 1, 512, 1024);
+}
+
+const struct parity_case parity_attend_cases[] = {
+    {.name = "attend any shape", .run = case_attend, .rounds = 30, .index = 0, .time = time_attend_all},
+    {.name = "attend long", .run = case_attend, .rounds = 9, .index = 1},
+    {.name = "attend large groups", .run = case_attend, .rounds = 6, .index = 2},
+    {.name = "append", .run = case_append, .rounds = 15},
+    {.name = "append rounding", .run = case_append_rounding, .rounds = 3},
+    {.name = NULL},
+};

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/parity/reference_attend.h"
+
+#include "tests/parity/reference_linear.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+size_t reference_number_bytes(enum kv_format format) {
+    return format == KV_F32 ? 4 : 2;
+}
+
+double reference_number(enum kv_format format, const unsigned char *at) {
+    float single;
+    uint16_t bits;
+    if (format == KV_F32) {
+        memcpy(&single, at, sizeof single);
+        return single;
+    }
+    memcpy(&bits, at, sizeof bits);
+    if (format == KV_F16)
+        return reference_half(bits);
+    uint32_t wide = (uint32_t)bits << 16;
+    memcpy(&single, &wide, sizeof single);
+    return single;
+}
+
+/* The bit pattern of the 16-bit format whose value is nearest: there are few enough to bisect them. */
+static uint16_t round_to_16(enum kv_format format, double value) {
+    uint32_t low = 0, high = format == KV_F16 ? 0x7c00 : 0x7f80; /* zero and infinity */
+    double magnitude = fabs(value);
+    while (high - low > 1) {
+        uint16_t middle = (uint16_t)((low + high) / 2);
+        if (reference_number(format, (const unsigned char *)&middle) <= magnitude)
+            low = middle;
+        else
+            high = middle;
+    }
+    uint16_t below = (uint16_t)low, above = (uint16_t)high;
+    double down = reference_number(format, (const unsigned char *)&below);
+    double up = reference_number(format, (const unsigned char *)&above);
+    if (isinf(up)) { /* the number that would follow the largest one decides */
+        uint16_t before = (uint16_t)(low - 1);
+        up = 2 * down - reference_number(format, (const unsigned char *)&before);
+    }
+    uint32_t nearest = magnitude - down < up - magnitude ? low : high;
+    if (magnitude - down == up - magnitude)
+        nearest = low % 2 == 0 ? low : high;
+    return (uint16_t)(nearest | (signbit(value) ? 0x8000 : 0));
+}
+
+size_t reference_round(enum kv_format format, double value, unsigned char *to) {
+    if (format == KV_F32) {
+        float single = (float)value;
+        memcpy(to, &single, sizeof single);
+        return sizeof single;
+    }
+    uint16_t bits = round_to_16(format, value);
+    memcpy(to, &bits, sizeof bits);
+    return sizeof bits;
+}
+
+unsigned char *reference_key(const struct reference_pool *pool, uint32_t page, uint32_t place, uint32_t channel) {
+    size_t index = (size_t)channel * KV_PAGE_SLOTS + place;
+    return pool->image + page * pool->page_bytes + index * reference_number_bytes(pool->layout.format);
+}
+
+unsigned char *reference_value(const struct reference_pool *pool, uint32_t page, uint32_t place, uint32_t channel) {
+    size_t index = (size_t)(KV_PAGE_SLOTS + place) * pool->layout.head_dim + channel;
+    return pool->image + page * pool->page_bytes + index * reference_number_bytes(pool->layout.format);
+}
+
+int32_t *reference_position(const struct reference_pool *pool, uint32_t page, uint32_t place) {
+    return (int32_t *)reference_value(pool, page, KV_PAGE_SLOTS, 0) + place;
+}
+
+void reference_rope(const struct rope_params *rope, uint32_t position, const float *x, uint32_t dim, double *out) {
+    for (uint32_t i = 0; i < dim; i++)
+        out[i] = x[i];
+    for (uint32_t pair = 0; pair < rope->dim / 2; pair++) {
+        double angle = (double)position * (double)rope->inverse_freq[pair];
+        double a = x[2 * pair], b = x[2 * pair + 1];
+        out[2 * pair] = a * cos(angle) - b * sin(angle);
+        out[2 * pair + 1] = a * sin(angle) + b * cos(angle);
+    }
+}
+
+/* One query head of one token. */
+static void attend_one(const struct reference_pool *pool, const struct kv_head_view *view, int64_t position,
+    const float *query, double *out) {
+    uint32_t dim = pool->layout.head_dim;
+    double *scores = calloc(view->slots + 1, sizeof *scores);
+    double most = -INFINITY, sum = 0;
+    memset(out, 0, dim * sizeof *out);
+    if (scores == NULL)
+        abort();
+    for (uint32_t slot = 0; slot < view->slots; slot++) {
+        uint32_t page = view->pages[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
+        scores[slot] = -INFINITY;
+        int32_t at = *reference_position(pool, page, place);
+        if (at == KV_NO_POSITION || at > position)
+            continue;
+        scores[slot] = 0;
+        for (uint32_t channel = 0; channel < dim; channel++)
+            scores[slot] += (double)query[channel] *
+                            reference_number(pool->layout.format, reference_key(pool, page, place, channel));
+        scores[slot] /= sqrt(dim);
+        most = fmax(most, scores[slot]);
+    }
+    for (uint32_t slot = 0; slot < view->slots; slot++)
+        sum += scores[slot] == -INFINITY ? 0 : exp(scores[slot] - most);
+    for (uint32_t slot = 0; slot < view->slots; slot++) {
+        if (scores[slot] == -INFINITY)
+            continue;
+        uint32_t page = view->pages[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
+        double share = exp(scores[slot] - most) / sum;
+        for (uint32_t channel = 0; channel < dim; channel++)
+            out[channel] += share * reference_number(pool->layout.format, reference_value(pool, page, place, channel));
+    }
+    free(scores);
+}
+
+void reference_attend(const struct reference_pool *pool, const struct kv_item *items, uint32_t items_count,
+    const struct kv_head_view *views, uint32_t heads, const float *qkv, double *out) {
+    uint32_t kv_heads = pool->layout.kv_heads, dim = pool->layout.head_dim, group = heads / kv_heads;
+    size_t stride = (size_t)(heads + 2 * kv_heads) * dim;
+    for (uint32_t item = 0; item < items_count; item++) {
+        for (uint32_t token = 0; token < items[item].rows; token++) {
+            size_t row = items[item].first_row + token;
+            for (uint32_t head = 0; head < heads; head++) {
+                attend_one(pool, &views[item * kv_heads + head / group], (int64_t)items[item].position + token,
+                    qkv + row * stride + (size_t)head * dim, out + (row * heads + head) * dim);
+            }
+        }
+    }
+}
