@@ -122,7 +122,7 @@ struct example {
     size_t raw_length;
     size_t token_ends[TOKEN_LIMIT]; /* in raw bytes */
     size_t token_count;
-    char stop_text[4][24];
+    char stop_text[4][48];
     const char *stops[4];
     size_t stop_count;
 };
@@ -233,12 +233,15 @@ static uint32_t roll(struct dice *dice, uint32_t sides) {
     return out[0] % sides;
 }
 
-/* A piece of random text: few letters so that stop strings overlap, characters of every length, broken bytes. */
-static size_t random_piece(struct dice *dice, bool valid, char out[4]) {
+enum kind { LETTERS, VALID, BROKEN };
+
+/* A piece of random text: two letters, so that stop strings overlap themselves; characters of every length; broken
+ * bytes. */
+static size_t random_piece(struct dice *dice, enum kind kind_of_text, char out[4]) {
     static const char *const pieces[] = {"a", "b", "a", "b", "\xc3\xa9", "\xc3\xa8", "\xe2\x82\xac", "\xf0\x9f\x98\x80",
         "\xf0\x9f\x98\x81", "\xef\xbf\xbd", "\x80", "\xe2\x82", "\xf0\x9f\x98", "\xf0", "\xed\xa0\x80", "\xc0\xaf",
         "\xf4\x90"};
-    uint32_t kind = roll(dice, valid ? 10 : 18);
+    uint32_t kind = roll(dice, kind_of_text == LETTERS ? 4 : kind_of_text == VALID ? 10 : 18);
     if (kind == 17) {
         out[0] = (char)roll(dice, 256);
         return 1;
@@ -250,10 +253,10 @@ static size_t random_piece(struct dice *dice, bool valid, char out[4]) {
 
 static void make_example(struct dice *dice, struct example *example) {
     memset(example, 0, sizeof *example);
-    bool valid = roll(dice, 3) == 0;
+    enum kind kind = roll(dice, 3);
     size_t pieces = roll(dice, 40);
     for (size_t i = 0; i < pieces; i++)
-        example->raw_length += random_piece(dice, valid, example->raw + example->raw_length);
+        example->raw_length += random_piece(dice, kind, example->raw + example->raw_length);
     for (size_t end = 0; end < example->raw_length || roll(dice, 4) == 0;) {
         if (example->token_count == TOKEN_LIMIT - 1)
             end = example->raw_length;
@@ -267,9 +270,9 @@ static void make_example(struct dice *dice, struct example *example) {
     }
     example->stop_count = roll(dice, 5);
     for (size_t i = 0; i < example->stop_count; i++) {
-        size_t length = 0, parts = roll(dice, 6);
+        size_t length = 0, parts = roll(dice, kind == LETTERS ? 10 : 6);
         for (size_t j = 0; j < parts; j++)
-            length += random_piece(dice, true, example->stop_text[i] + length);
+            length += random_piece(dice, kind == LETTERS ? LETTERS : VALID, example->stop_text[i] + length);
         example->stops[i] = example->stop_text[i];
     }
 }
