@@ -1,0 +1,547 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Request bodies of /v1/completions and /v1/chat/completions: what is accepted becomes the right request, what is not
+ * is refused with the right status, code and parameter.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "server/chat.h"
+#include "server/completions.h"
+#include "tests/unit/fake_scheduler.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct tokenizer *tokenizer;
+
+static struct parse_context context_of(void) {
+    return (struct parse_context){.tokenizer = tokenizer,
+        .vocabulary = FAKE_VOCABULARY,
+        .tokens_max = 100,
+        .model_id = "fake",
+        .request_id = "req-test"};
+}
+
+static int parse(plan_parse parser, const char *text, size_t bytes, struct plan *plan, struct fault *fault) {
+    struct parse_context context = context_of();
+    *plan = (struct plan){0};
+    *fault = (struct fault){0};
+    json_t *body = fields_parse(text, bytes, fault);
+    int failed = body == NULL ? -1 : parser(body, &context, plan, fault);
+    json_decref(body);
+    assert_int_equal(failed != 0, fault->status != 0);
+    return failed;
+}
+
+/* Parses what must be accepted. */
+static struct plan accepted(plan_parse parser, const char *text) {
+    struct plan plan;
+    struct fault fault;
+    if (parse(parser, text, strlen(text), &plan, &fault) != 0)
+        fail_msg("%s: %s", text, fault.message);
+    return plan;
+}
+
+struct refusal {
+    const char *body;
+    const char *parameter; /* "" for null */
+};
+
+static void refuse(plan_parse parser, const struct refusal *cases, size_t count, unsigned status, const char *code) {
+    for (size_t i = 0; i < count; i++) {
+        struct plan plan;
+        struct fault fault;
+        const struct refusal *expected = &cases[i];
+        if (parse(parser, expected->body, strlen(expected->body), &plan, &fault) == 0)
+            fail_msg("accepted: %s", expected->body);
+        if (strcmp(fault.parameter, expected->parameter) != 0 || fault.status != status ||
+            strcmp(fault.code == NULL ? "" : fault.code, code) != 0)
+            fail_msg("%s: got %u %s %s: %s", expected->body, fault.status, fault.parameter,
+                fault.code == NULL ? "null" : fault.code, fault.message);
+        assert_true(strlen(fault.message) > 0);
+        assert_true(utf8_valid(fault.message, strlen(fault.message)));
+        plan_free(&plan);
+    }
+}
+
+#define REFUSE(parser, cases) refuse(parser, cases, sizeof(cases) / sizeof((cases)[0]), 400, "")
+
+/* --- Bodies of any kind --- */
+
+static void bodies_that_are_not_json_objects_are_refused(void **state) {
+    (void)state;
+    static const struct refusal cases[] = {
+        {"", ""},
+        {"{", ""},
+        {"nonsense", ""},
+        {"[]", ""},
+        {"\"text\"", ""},
+        {"null", ""},
+        {"42", ""},
+        {"{\"prompt\": \"a\"} trailing", ""},
+        {"{\"prompt\": \"a\"}{}", ""},
+        {"{\"prompt\": \"a\", \"prompt\": \"b\"}", ""},
+        {"{\"prompt\": \"a\", \"temperature\": NaN}", ""},
+        {"{\"prompt\": \"a\", \"temperature\": Infinity}", ""},
+        {"{\"prompt\": \"a\", \"temperature\": 1e999}", ""},
+        {"{\"prompt\": \"a\", \"seed\": 92233720368547758070}", ""},
+        {"{\"prompt\": \"\\ud800\"}", ""},
+        {"{\"prompt\": \"\\udc00\\ud800\"}", ""},
+        {"{\"prompt\": \"\xff\xfe\"}", ""},
+        {"{\"prompt\": \"\xc0\xaf\"}", ""},
+        {"{\"prompt\": \"\xed\xa0\x80\"}", ""},
+        {"{\"prompt\": \"a\n\"}", ""},
+        {"{'prompt': 'a'}", ""},
+        {"{\"prompt\": \"a\",}", ""},
+        {"\xef\xbb\xbf{\"prompt\": \"a\"}", ""},
+    };
+    REFUSE(completions_parse, cases);
+    REFUSE(chat_parse, cases);
+}
+
+static char *nested(unsigned depth, const char *before, const char *after) {
+    size_t size = 2 * depth + strlen(before) + strlen(after) + 1;
+    char *text = malloc(size);
+    assert_non_null(text);
+    char *at = stpcpy(text, before);
+    memset(at, '[', depth);
+    memset(at + depth, ']', depth);
+    strcpy(at + 2 * depth, after);
+    return text;
+}
+
+static void depth_and_number_of_containers_are_limited(void **state) {
+    (void)state;
+    struct fault fault;
+    char *text = nested(63, "{\"x\":", "}");
+    json_t *body = fields_parse(text, strlen(text), &fault);
+    assert_non_null(body);
+    json_decref(body);
+    free(text);
+    text = nested(64, "{\"x\":", "}");
+    assert_null(fields_parse(text, strlen(text), &fault));
+    free(text);
+    text = nested(1000000, "{\"x\":", "}");
+    assert_null(fields_parse(text, strlen(text), &fault));
+    free(text);
+    /* Brackets inside strings are text. */
+    text = nested(100, "{\"x\":\"\\\"", "\"}");
+    body = fields_parse(text, strlen(text), &fault);
+    free(text);
+    assert_non_null(body);
+    json_decref(body);
+    size_t many = 70000;
+    text = malloc(3 * many + 16);
+    assert_non_null(text);
+    char *at = stpcpy(text, "{\"x\":[[]");
+    for (size_t i = 0; i < many; i++)
+        at = stpcpy(at, ",[]");
+    strcpy(at, "]}");
+    assert_null(fields_parse(text, strlen(text), &fault));
+    assert_int_equal(fault.status, 400);
+    free(text);
+}
+
+/* --- Completions --- */
+
+static void completions_have_the_api_defaults(void **state) {
+    (void)state;
+    /* Trap 10: null is the default everywhere. */
+    static const char *const bodies[] = {"{\"prompt\":\"ab\"}",
+        "{\"prompt\":\"ab\",\"model\":null,\"n\":null,\"seed\":null,\"temperature\":null,\"top_p\":null,\"top_k\":null,"
+        "\"min_p\":null,\"stop\":null,\"max_tokens\":null,\"logprobs\":null,\"echo\":null,\"ignore_eos\":null,"
+        "\"stream\":null,\"stream_options\":null,\"suffix\":null,\"logit_bias\":null,\"presence_penalty\":null,"
+        "\"frequency_penalty\":null,\"best_of\":null,\"user\":null,\"response_format\":null}"};
+    for (size_t i = 0; i < 2; i++) {
+        struct plan plan = accepted(completions_parse, bodies[i]);
+        const struct request *request = plan.request;
+        assert_int_equal(request->prompts_count, 1);
+        assert_int_equal(request->prompts[0].count, 2);
+        assert_int_equal(request->prompts[0].tokens[0], 'a');
+        assert_int_equal(request->prompts[0].tokens[1], 'b');
+        assert_int_equal(request->n, 1);
+        assert_int_equal(request->max_tokens, 16);
+        assert_int_equal(request->logprobs, -1);
+        assert_int_equal(request->stops_count, 0);
+        assert_false(request->echo || request->stream || request->ignore_eos || plan.include_usage || plan.chat);
+        assert_true(request->skip_special);
+        assert_true(request->sampling.temperature == 1.0f && request->sampling.top_p == 1.0f);
+        assert_true(request->sampling.min_p == 0.0f && request->sampling.top_k == 0);
+        plan_free(&plan);
+    }
+}
+
+static void completions_read_every_parameter(void **state) {
+    (void)state;
+    struct plan plan = accepted(completions_parse,
+        "{\"model\":\"fake\",\"prompt\":[[1,2.0,3],[258]],\"n\":3,\"seed\":-5,\"temperature\":0.5,\"top_p\":0.25,"
+        "\"top_k\":7,\"min_p\":0.125,\"stop\":[\"x\",\"yz\"],\"max_tokens\":9,\"logprobs\":5,\"echo\":true,"
+        "\"ignore_eos\":true,\"stream\":true,\"stream_options\":{\"include_usage\":true},\"best_of\":3,"
+        "\"user\":\"me\",\"skip_special_tokens\":false,\"presence_penalty\":0,\"frequency_penalty\":0.0,"
+        "\"logit_bias\":{},\"suffix\":\"\",\"response_format\":{\"type\":\"text\"}}");
+    const struct request *request = plan.request;
+    assert_int_equal(request->prompts_count, 2);
+    assert_int_equal(request->prompts[0].count, 3);
+    assert_int_equal(request->prompts[0].tokens[1], 2);
+    assert_int_equal(request->prompts[1].tokens[0], 258);
+    assert_int_equal(request->n, 3);
+    assert_true(request->sampling.seed == (uint64_t)-5);
+    assert_true(request->sampling.temperature == 0.5f && request->sampling.top_p == 0.25f);
+    assert_true(request->sampling.min_p == 0.125f && request->sampling.top_k == 7);
+    assert_int_equal(request->stops_count, 2);
+    assert_string_equal(request->stops[1], "yz");
+    assert_int_equal(request->max_tokens, 9);
+    assert_int_equal(request->logprobs, 5);
+    assert_true(request->echo && request->ignore_eos && request->stream && plan.include_usage);
+    assert_false(request->skip_special);
+    plan_free(&plan);
+}
+
+static void one_and_one_point_zero_are_one_number(void **state) {
+    (void)state;
+    struct plan plan = accepted(completions_parse,
+        "{\"prompt\":\"a\",\"n\":2.0,\"max_tokens\":5e0,\"temperature\":1,\"top_p\":1,\"seed\":4.0,\"logprobs\":0.0}");
+    assert_int_equal(plan.request->n, 2);
+    assert_int_equal(plan.request->max_tokens, 5);
+    assert_int_equal(plan.request->sampling.seed, 4);
+    assert_int_equal(plan.request->logprobs, 0);
+    plan_free(&plan);
+}
+
+static void completions_at_their_limits_are_accepted(void **state) {
+    (void)state;
+    static const char *const bodies[] = {"{\"prompt\":\"a\",\"n\":128}", "{\"prompt\":\"a\",\"temperature\":2}",
+        "{\"prompt\":\"a\",\"temperature\":0}", "{\"prompt\":\"a\",\"top_p\":0}", "{\"prompt\":\"a\",\"min_p\":1}",
+        "{\"prompt\":\"a\",\"top_k\":-1}", "{\"prompt\":\"a\",\"top_k\":0}",
+        "{\"prompt\":\"a\",\"max_tokens\":0,\"echo\":true}", "{\"prompt\":\"a\",\"max_tokens\":2147483647}",
+        "{\"prompt\":\"a\",\"seed\":9223372036854775807}", "{\"prompt\":\"a\",\"seed\":-9223372036854775808}",
+        "{\"prompt\":\"a\",\"stop\":[]}", "{\"prompt\":\"a\",\"stop\":\"b\"}",
+        "{\"prompt\":\"a\",\"stop\":[\"1\",\"2\",\"3\",\"4\"]}", "{\"prompt\":\"a\",\"best_of\":1}",
+        "{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{}}", "{\"prompt\":\"a\",\"unheard_of\":{\"x\":[1]}}",
+        "{\"prompt\":\"\\u0000\"}", "{\"prompt\":[0,258]}", "{\"prompt\":[\"\",\"\"]}"};
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        struct plan plan = accepted(completions_parse, bodies[i]);
+        assert_true(plan.request->max_tokens <= 100); /* never more than the context */
+        assert_true(plan.request->sampling.top_p > 0);
+        plan_free(&plan);
+    }
+}
+
+static void completions_out_of_range_are_refused(void **state) {
+    (void)state;
+    static const struct refusal cases[] = {
+        {"{}", "prompt"},
+        {"{\"prompt\":null}", "prompt"},
+        {"{\"prompt\":5}", "prompt"},
+        {"{\"prompt\":{}}", "prompt"},
+        {"{\"prompt\":true}", "prompt"},
+        {"{\"prompt\":[]}", "prompt"},
+        {"{\"prompt\":[[]]}", "prompt"},
+        {"{\"prompt\":[null]}", "prompt"},
+        {"{\"prompt\":[\"a\",1]}", "prompt"},
+        {"{\"prompt\":[1,\"a\"]}", "prompt"},
+        {"{\"prompt\":[1,[2]]}", "prompt"},
+        {"{\"prompt\":[[1],2]}", "prompt"},
+        {"{\"prompt\":[[1],\"a\"]}", "prompt"},
+        {"{\"prompt\":[1.5]}", "prompt"},
+        {"{\"prompt\":[-1]}", "prompt"},
+        {"{\"prompt\":[259]}", "prompt"},
+        {"{\"prompt\":[4294967297]}", "prompt"},
+        {"{\"prompt\":[true]}", "prompt"},
+        {"{\"prompt\":\"a\",\"n\":0}", "n"},
+        {"{\"prompt\":\"a\",\"n\":129}", "n"},
+        {"{\"prompt\":\"a\",\"n\":1.5}", "n"},
+        {"{\"prompt\":\"a\",\"n\":\"1\"}", "n"},
+        {"{\"prompt\":\"a\",\"n\":true}", "n"},
+        {"{\"prompt\":\"a\",\"seed\":1e30}", "seed"},
+        {"{\"prompt\":\"a\",\"seed\":\"x\"}", "seed"},
+        {"{\"prompt\":\"a\",\"temperature\":-0.1}", "temperature"},
+        {"{\"prompt\":\"a\",\"temperature\":2.1}", "temperature"},
+        {"{\"prompt\":\"a\",\"temperature\":\"hot\"}", "temperature"},
+        {"{\"prompt\":\"a\",\"top_p\":1.01}", "top_p"},
+        {"{\"prompt\":\"a\",\"top_p\":-1}", "top_p"},
+        {"{\"prompt\":\"a\",\"top_k\":-2}", "top_k"},
+        {"{\"prompt\":\"a\",\"top_k\":0.5}", "top_k"},
+        {"{\"prompt\":\"a\",\"min_p\":1.5}", "min_p"},
+        {"{\"prompt\":\"a\",\"stop\":5}", "stop"},
+        {"{\"prompt\":\"a\",\"stop\":\"\"}", "stop"},
+        {"{\"prompt\":\"a\",\"stop\":[\"x\",\"\"]}", "stop"},
+        {"{\"prompt\":\"a\",\"stop\":[\"x\",null]}", "stop"},
+        {"{\"prompt\":\"a\",\"stop\":\"x\\u0000y\"}", "stop"},
+        {"{\"prompt\":\"a\",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\"]}", "stop"},
+        {"{\"prompt\":\"a\",\"max_tokens\":-1}", "max_tokens"},
+        {"{\"prompt\":\"a\",\"max_tokens\":0}", "max_tokens"},
+        {"{\"prompt\":\"a\",\"max_tokens\":\"9\"}", "max_tokens"},
+        {"{\"prompt\":\"a\",\"max_tokens\":99999999999}", "max_tokens"},
+        {"{\"prompt\":\"a\",\"logprobs\":6}", "logprobs"},
+        {"{\"prompt\":\"a\",\"logprobs\":-1}", "logprobs"},
+        {"{\"prompt\":\"a\",\"logprobs\":true}", "logprobs"},
+        {"{\"prompt\":\"a\",\"echo\":1}", "echo"},
+        {"{\"prompt\":\"a\",\"ignore_eos\":\"yes\"}", "ignore_eos"},
+        {"{\"prompt\":\"a\",\"stream\":\"true\"}", "stream"},
+        {"{\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}", "stream_options"},
+        {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":true}", "stream_options"},
+        {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"include_usage\":1}}", "include_usage"},
+        {"{\"prompt\":\"a\",\"model\":5}", "model"},
+        {"{\"prompt\":\"a\",\"best_of\":2}", "best_of"},
+        {"{\"prompt\":\"a\",\"suffix\":\"x\"}", "suffix"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"999999\":5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"presence_penalty\":0.5}", "presence_penalty"},
+        {"{\"prompt\":\"a\",\"frequency_penalty\":-1}", "frequency_penalty"},
+        {"{\"prompt\":\"a\",\"repetition_penalty\":1.1}", "repetition_penalty"},
+        {"{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
+        {"{\"prompt\":\"a\",\"response_format\":\"text\"}", "response_format"},
+        {"{\"prompt\":\"a\",\"tools\":[{}]}", "tools"},
+        {"{\"prompt\":\"a\",\"min_tokens\":3}", "min_tokens"},
+        {"{\"prompt\":\"a\",\"stop_token_ids\":[2]}", "stop_token_ids"},
+        {"{\"prompt\":\"a\",\"n_predict\":3}", "n_predict"},
+        {"{\"prompt\":\"a\",\"max_completion_tokens\":3}", "max_completion_tokens"},
+        {"{\"prompt\":\"a\",\"kv_cache\":{\"policy\":\"full\"}}", "kv_cache"},
+    };
+    REFUSE(completions_parse, cases);
+}
+
+static char *repeated_prompt(size_t count) {
+    char *text = malloc(count + 64);
+    assert_non_null(text);
+    char *at = stpcpy(text, "{\"prompt\":\"");
+    memset(at, 'a', count);
+    strcpy(at + count, "\"}");
+    return text;
+}
+
+static void prompts_over_the_context_are_refused(void **state) {
+    (void)state;
+    char *text = repeated_prompt(100);
+    struct plan plan = accepted(completions_parse, text);
+    plan_free(&plan);
+    free(text);
+    text = repeated_prompt(101);
+    struct refusal refusal = {text, "prompt"};
+    refuse(completions_parse, &refusal, 1, 400, "context_length_exceeded");
+    free(text);
+    char chat[256] = "{\"messages\":[{\"role\":\"user\",\"content\":\"";
+    memset(chat + strlen(chat), 'a', 100);
+    strcat(chat, "\"}]}");
+    refusal = (struct refusal){chat, "messages"};
+    refuse(chat_parse, &refusal, 1, 400, "context_length_exceeded");
+}
+
+static void unknown_models_are_not_found(void **state) {
+    (void)state;
+    static const struct refusal completion = {"{\"prompt\":\"a\",\"model\":\"gpt-4\"}", "model"};
+    static const struct refusal chat = {
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"model\":\"gpt-4\"}", "model"};
+    refuse(completions_parse, &completion, 1, 404, "model_not_found");
+    refuse(chat_parse, &chat, 1, 404, "model_not_found");
+}
+
+static void number_of_choices_is_limited(void **state) {
+    (void)state;
+    struct fault fault;
+    struct plan plan;
+    for (unsigned prompts = 16; prompts <= 17; prompts++) {
+        char text[512], *at = stpcpy(text, "{\"n\":128,\"prompt\":[\"a\"");
+        for (unsigned i = 1; i < prompts; i++)
+            at = stpcpy(at, ",\"a\"");
+        strcpy(at, "]}");
+        int failed = parse(completions_parse, text, strlen(text), &plan, &fault);
+        assert_int_equal(failed != 0, prompts == 17); /* 16 * 128 = 2048 */
+        if (failed != 0) {
+            assert_string_equal(fault.parameter, "prompt");
+            assert_non_null(strstr(fault.message, "2048"));
+        }
+        plan_free(&plan);
+    }
+}
+
+static void empty_prompts_begin_with_the_bos_token(void **state) {
+    (void)state;
+    struct plan plan = accepted(completions_parse, "{\"prompt\":[\"\",\"a\"]}");
+    assert_int_equal(plan.request->prompts[0].count, 1);
+    assert_int_equal(plan.request->prompts[0].tokens[0], FAKE_BOS);
+    assert_int_equal(plan.request->prompts[1].count, 1);
+    assert_int_equal(plan.request->prompts[1].tokens[0], 'a');
+    plan_free(&plan);
+}
+
+static void models_that_want_a_bos_token_get_one(void **state) {
+    (void)state;
+    struct tokenizer *plain = tokenizer;
+    tokenizer = fake_tokenizer_create(true);
+    struct plan plan = accepted(completions_parse, "{\"prompt\":[\"\",\"a\"]}");
+    assert_int_equal(plan.request->prompts[0].count, 1);
+    assert_int_equal(plan.request->prompts[1].count, 2);
+    assert_int_equal(plan.request->prompts[1].tokens[0], FAKE_BOS);
+    plan_free(&plan);
+    plan = accepted(completions_parse, "{\"prompt\":\"a\",\"add_special_tokens\":false}");
+    assert_int_equal(plan.request->prompts[0].count, 1);
+    plan_free(&plan);
+    plan = accepted(completions_parse, "{\"prompt\":[97]}");
+    assert_int_equal(plan.request->prompts[0].count, 1);
+    plan_free(&plan);
+    tokenizer_free(tokenizer);
+    tokenizer = plain;
+}
+
+static void seeds_differ_when_none_is_given(void **state) {
+    (void)state;
+    struct plan first = accepted(completions_parse, "{\"prompt\":\"a\"}");
+    struct plan second = accepted(completions_parse, "{\"prompt\":\"a\"}");
+    assert_true(first.request->sampling.seed != second.request->sampling.seed);
+    plan_free(&first);
+    plan_free(&second);
+}
+
+/* --- Chats --- */
+
+static void expect_prompt(struct plan *plan, const char *expected) {
+    const struct prompt *prompt = &plan->request->prompts[0];
+    struct token_list ids = {0};
+    assert_int_equal(tokenizer_encode(tokenizer, expected, strlen(expected), true, &ids, NULL), 0);
+    assert_int_equal(prompt->count, ids.count);
+    assert_memory_equal(prompt->tokens, ids.ids, ids.count * sizeof *ids.ids);
+    token_list_free(&ids);
+}
+
+static void chats_are_rendered_with_the_template(void **state) {
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"hi\"}]}",
+        /* developer is system; parts are joined; name, empty tool lists and unknown fields do no harm (traps 19, 20) */
+        "{\"messages\":[{\"role\":\"developer\",\"content\":\"S\",\"name\":\"x\"},{\"role\":\"user\",\"name\":null,"
+        "\"extra\":1,\"content\":[{\"type\":\"text\",\"text\":\"h\"},{\"type\":\"text\",\"text\":\"i\"}]}],"
+        "\"tools\":[],\"tool_choice\":\"none\",\"modalities\":[\"text\"]}"};
+    for (size_t i = 0; i < 2; i++) {
+        struct plan plan = accepted(chat_parse, bodies[i]);
+        expect_prompt(
+            &plan, "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+        assert_true(plan.chat);
+        assert_int_equal(plan.request->max_tokens, 100); /* until the context is full */
+        assert_int_equal(plan.request->logprobs, -1);
+        plan_free(&plan);
+    }
+}
+
+static void chats_accept_null_content_of_assistants(void **state) {
+    (void)state;
+    struct plan plan = accepted(chat_parse,
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"assistant\",\"content\":null},"
+        "{\"role\":\"user\",\"content\":\"\"}]}");
+    plan_free(&plan);
+    plan = accepted(chat_parse, "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"assistant\"}]}");
+    plan_free(&plan);
+}
+
+static void chats_read_their_own_parameters(void **state) {
+    (void)state;
+    struct plan plan = accepted(chat_parse,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"max_tokens\":5,\"max_completion_tokens\":7,"
+        "\"logprobs\":true,\"top_logprobs\":20}");
+    assert_int_equal(plan.request->max_tokens, 7);
+    assert_int_equal(plan.request->logprobs, 20);
+    plan_free(&plan);
+    /* Trap 9: logprobs without top_logprobs. */
+    plan = accepted(chat_parse, "{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"logprobs\":true}");
+    assert_int_equal(plan.request->logprobs, 0);
+    plan_free(&plan);
+    plan = accepted(
+        chat_parse, "{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"max_tokens\":5,\"logprobs\":false}");
+    assert_int_equal(plan.request->max_tokens, 5);
+    assert_int_equal(plan.request->logprobs, -1);
+    plan_free(&plan);
+}
+
+#define USER "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
+
+static void chats_out_of_range_are_refused(void **state) {
+    (void)state;
+    static const struct refusal cases[] = {
+        {"{}", "messages"},
+        {"{\"messages\":null}", "messages"},
+        {"{\"messages\":[]}", "messages"},
+        {"{\"messages\":\"hi\"}", "messages"},
+        {"{\"messages\":[5]}", "messages[0]"},
+        {"{\"messages\":[{\"content\":\"a\"}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":\"wizard\",\"content\":\"a\"}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":5,\"content\":\"a\"}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":null}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":{}}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]}",
+            "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[\"a\"]}]}", "messages[0].content"},
+        {USER ",\"max_tokens\":0}", "max_tokens"},
+        {USER ",\"max_completion_tokens\":0}", "max_completion_tokens"},
+        {USER ",\"logprobs\":1}", "logprobs"},
+        {USER ",\"top_logprobs\":21,\"logprobs\":true}", "top_logprobs"},
+        {USER ",\"top_logprobs\":2}", "top_logprobs"},
+        {USER ",\"tools\":[{\"type\":\"function\"}]}", "tools"},
+        {USER ",\"functions\":[{}]}", "functions"},
+        {USER ",\"tool_choice\":\"required\"}", "tool_choice"},
+        {USER ",\"tool_choice\":{\"type\":\"function\"}}", "tool_choice"},
+        {USER ",\"modalities\":[\"audio\"]}", "modalities"},
+        {USER ",\"response_format\":{\"type\":\"json_schema\"}}", "response_format"},
+        {USER ",\"n\":200}", "n"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{}]}]}", "messages[0]"},
+    };
+    REFUSE(chat_parse, cases);
+}
+
+static void models_without_a_template_cannot_chat(void **state) {
+    (void)state;
+    struct parse_context context = context_of();
+    struct plan plan = {0};
+    struct fault fault = {0};
+    context.chat_refusal = "no template";
+    json_t *body = fields_parse(USER "}", strlen(USER "}"), &fault);
+    assert_non_null(body);
+    assert_int_not_equal(chat_parse(body, &context, &plan, &fault), 0);
+    assert_int_equal(fault.status, 400);
+    assert_non_null(strstr(fault.message, "no template"));
+    json_decref(body);
+    plan_free(&plan);
+}
+
+static int open_tokenizer(void **state) {
+    (void)state;
+    tokenizer = fake_tokenizer_create(false);
+    return 0;
+}
+
+static int close_tokenizer(void **state) {
+    (void)state;
+    tokenizer_free(tokenizer);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bodies_that_are_not_json_objects_are_refused),
+        cmocka_unit_test(depth_and_number_of_containers_are_limited),
+        cmocka_unit_test(completions_have_the_api_defaults),
+        cmocka_unit_test(completions_read_every_parameter),
+        cmocka_unit_test(one_and_one_point_zero_are_one_number),
+        cmocka_unit_test(completions_at_their_limits_are_accepted),
+        cmocka_unit_test(completions_out_of_range_are_refused),
+        cmocka_unit_test(prompts_over_the_context_are_refused),
+        cmocka_unit_test(unknown_models_are_not_found),
+        cmocka_unit_test(number_of_choices_is_limited),
+        cmocka_unit_test(empty_prompts_begin_with_the_bos_token),
+        cmocka_unit_test(models_that_want_a_bos_token_get_one),
+        cmocka_unit_test(seeds_differ_when_none_is_given),
+        cmocka_unit_test(chats_are_rendered_with_the_template),
+        cmocka_unit_test(chats_accept_null_content_of_assistants),
+        cmocka_unit_test(chats_read_their_own_parameters),
+        cmocka_unit_test(chats_out_of_range_are_refused),
+        cmocka_unit_test(models_without_a_template_cannot_chat),
+    };
+    return cmocka_run_group_tests_name("server_requests", tests, open_tokenizer, close_tokenizer);
+}
