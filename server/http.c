@@ -292,6 +292,7 @@ static enum MHD_Result exchange_queue(struct exchange *exchange) {
     }
     struct MHD_Response *response = exchange->response;
     exchange->response = NULL;
+    exchange->delivered = !exchange->streams;
     enum MHD_Result result = MHD_queue_response(connection_handle(exchange->connection), exchange->status, response);
     MHD_destroy_response(response);
     return result;
@@ -394,13 +395,16 @@ static ssize_t exchange_read(void *context, uint64_t position, char *out, size_t
         exchange->sent_bytes += bytes;
         return (ssize_t)bytes;
     }
-    if (exchange->stream_ended)
+    if (exchange->stream_ended) {
+        exchange->delivered = true;
         return MHD_CONTENT_READER_END_OF_STREAM;
+    }
     connection_suspend(exchange->connection);
     return 0;
 }
 
 void exchange_stream(struct exchange *exchange) {
+    exchange->streams = true;
     struct MHD_Response *response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, exchange_read, exchange, NULL);
     if (response != NULL) {
@@ -475,6 +479,8 @@ void exchange_abandon(struct exchange *exchange) {
     exchange_release(exchange);
 }
 
-void http_gone(void *exchange) {
-    exchange_abandon(exchange);
+void http_gone(void *context) {
+    struct exchange *exchange = context;
+    if (!exchange->delivered) /* a client may close as soon as it has read everything */
+        exchange_abandon(exchange);
 }

@@ -44,6 +44,8 @@ struct exchange {
     /* private to http.c */
     unsigned references;
     bool headers_seen, handled;
+    bool streams;
+    bool delivered;       /* the library has all of the answer */
     struct fault refusal; /* found in headers or body, sent when the request was read */
     struct MHD_Response *response;
     unsigned status;
