@@ -5,7 +5,6 @@
  * once a tile, a strip stays in the first-level cache while the tile's panels pass.
  */
 #include "engine/cpu/linear.h"
-#include "engine/cpu/memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +14,6 @@ static const size_t SCRATCH_BYTES = (size_t)1 << 20;
 static const size_t PREPARE_ALONE = 8192;
 /* Chunks a thread should find, so that all end at about the same time. */
 static const uint32_t CHUNKS_PER_THREAD = 8;
-
-struct linear_scratch {
-    struct linear_block *blocks;
-    size_t blocks_bytes;
-    float *floats;
-    size_t floats_bytes;
-};
 
 /* Prepared bytes of one row. */
 static size_t row_bytes_of(bool is_float, uint32_t columns) {
@@ -42,13 +34,13 @@ static int grow(void **memory, size_t *have, size_t need, struct error *error) {
     return 0;
 }
 
-int linear_scratch_reserve(struct cpu_backend *cpu, const struct backend_weight *weight, struct error *error) {
-    if (cpu->linear_scratch == NULL) {
+struct linear_scratch *linear_scratch_of(struct cpu_backend *cpu) {
+    if (cpu->linear_scratch == NULL)
         cpu->linear_scratch = calloc(1, sizeof(struct linear_scratch));
-        if (cpu->linear_scratch == NULL)
-            return error_set(error, ERROR_MEMORY, "no memory for activations");
-    }
-    struct linear_scratch *scratch = cpu->linear_scratch;
+    return cpu->linear_scratch;
+}
+
+int linear_scratch_reserve(struct linear_scratch *scratch, const struct backend_weight *weight, struct error *error) {
     bool is_float = linear_is_float(weight->format);
     size_t need = LINEAR_PANEL * row_bytes_of(is_float, weight->columns);
     if (is_float)
@@ -62,6 +54,7 @@ void cpu_linear_scratch_free(struct cpu_backend *cpu) {
         return;
     cpu_memory_release(scratch->blocks);
     cpu_memory_release(scratch->floats);
+    cpu_slab_close(&scratch->open);
     free(scratch);
     cpu->linear_scratch = NULL;
 }

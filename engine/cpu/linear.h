@@ -27,6 +27,7 @@
 #define ENGINE_CPU_LINEAR_H
 
 #include "engine/cpu/cpu.h"
+#include "engine/cpu/memory.h"
 
 enum { LINEAR_STRIP = 32, LINEAR_LANES = 16, LINEAR_BLOCK = 32, LINEAR_PANEL = 8 };
 
@@ -39,7 +40,8 @@ struct backend_weight {
     uint32_t steps;  /* blocks or columns of a row */
     uint32_t strips; /* of LINEAR_STRIP rows */
     size_t strip_bytes;
-    char *data; /* [strips][strip_bytes], 64-byte aligned */
+    char *data;            /* [strips][strip_bytes], 64-byte aligned */
+    struct cpu_slab *slab; /* where data lies */
 };
 
 /* 32 activations of one row. Sums are of q; unsigned weights need them to take their offset back. */
@@ -76,7 +78,18 @@ bool linear_is_float(enum linear_format format);
 /* Bytes of a strip's step: one block or column of 32 rows. */
 size_t linear_step_bytes(enum linear_format format);
 
-/* Makes room for the activations of at least one panel of a weight with that many columns (linear.c). */
-int linear_scratch_reserve(struct cpu_backend *cpu, const struct backend_weight *weight, struct error *error);
+/* The family's state, cpu_backend.linear_scratch. */
+struct linear_scratch {
+    struct linear_block *blocks; /* prepared activations, for weights with blocks */
+    size_t blocks_bytes;
+    float *floats; /* and for float weights */
+    size_t floats_bytes;
+    struct cpu_slab *open; /* slab that takes the next weight */
+};
+
+/* The state, made on first use; NULL when there is no memory (linear.c). */
+struct linear_scratch *linear_scratch_of(struct cpu_backend *cpu);
+/* Makes room for the activations of at least one panel of a weight with that many columns. */
+int linear_scratch_reserve(struct linear_scratch *scratch, const struct backend_weight *weight, struct error *error);
 
 #endif

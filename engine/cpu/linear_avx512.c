@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * AVX-512 VNNI kernels. One body per kind of format is written for a constant number of rows and of 16-lane halves,
- * inlined into each case of a switch, so that all accumulators stay in registers: up to 4 rows take both halves of a
- * strip at once, more rows one half after the other.
+ * AVX-512 VNNI kernels. One body per kind of format is written for a constant number of rows and inlined into each case
+ * of a switch, so that all accumulators stay in registers: 8 rows x 2 halves of a strip take 16 of the 32.
  */
 #include "engine/cpu/linear.h"
 
@@ -16,6 +15,13 @@ INLINE __m512i broadcast_int(const void *from) {
     int32_t value;
     memcpy(&value, from, sizeof value);
     return _mm512_set1_epi32(value);
+}
+
+/* sums += unsigned bytes of weights times the 4 signed bytes at `from`. As an instruction with a broadcast operand,
+ * which GCC 12 does not make of the intrinsics: a register for the broadcast would be one too many. */
+INLINE __m512i dot_add(__m512i sums, __m512i weights, const int8_t *from) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*(const int8_t(*)[4])from));
+    return sums;
 }
 
 INLINE __m512 load_halves(const uint16_t *from) {
@@ -43,64 +49,66 @@ INLINE __m512i dot_start(enum linear_format format, const struct linear_block *x
     return _mm512_setzero_si512();
 }
 
-INLINE void multiply_blocks(
-    const struct linear_tile *tile, enum linear_format format, uint32_t rows, uint32_t first_half, uint32_t halves) {
+/* The products of one half's 16 rows with one block of each row. */
+INLINE void dot_block(const char *words, enum linear_format format, const struct linear_block *x, uint32_t rows,
+    __m512i dot[LINEAR_PANEL]) {
+    const uint32_t groups = format == LINEAR_Q8_0 ? 8 : 4;
+    const __m512i low_nibbles = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+    for (uint32_t row = 0; row < rows; row++)
+        dot[row] = dot_start(format, &x[row]);
+#pragma GCC unroll 8
+    for (uint32_t group = 0; group < groups; group++) {
+        __m512i word = _mm512_load_si512(words + group * 64);
+        __m512i low = format == LINEAR_Q8_0 ? word : _mm512_and_si512(word, low_nibbles);
+#pragma GCC unroll 8
+        for (uint32_t row = 0; row < rows; row++)
+            dot[row] = dot_add(dot[row], low, x[row].q + group * 4);
+        if (format == LINEAR_Q8_0)
+            continue;
+        __m512i high = _mm512_and_si512(_mm512_srli_epi32(word, 4), low_nibbles);
+#pragma GCC unroll 8
+        for (uint32_t row = 0; row < rows; row++)
+            dot[row] = dot_add(dot[row], high, x[row].q + 16 + group * 4);
+    }
+}
+
+/* A strip's bytes are loaded in the order in which they lie: out of order they come from memory at half the speed. */
+INLINE void multiply_blocks(const struct linear_tile *tile, enum linear_format format, uint32_t rows) {
     const uint32_t groups = format == LINEAR_Q8_0 ? 8 : 4;
     const size_t step_bytes = LINEAR_STRIP * (groups * 4 + (format == LINEAR_Q4_1 ? 4 : 2));
-    const __m512i low_nibbles = _mm512_set1_epi8(15);
     const char *strip = tile->strip;
     const struct linear_block *x = tile->panel;
     __m512 sum[LINEAR_PANEL][2];
-    __m512i dot[LINEAR_PANEL][2];
 #pragma GCC unroll 8
     for (uint32_t row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < halves; half++)
-            sum[row][half] = _mm512_setzero_ps();
+        sum[row][0] = sum[row][1] = _mm512_setzero_ps();
 
     for (uint32_t step = 0; step < tile->steps; step++, strip += step_bytes, x += rows) {
-#pragma GCC unroll 8
-        for (uint32_t row = 0; row < rows; row++)
-#pragma GCC unroll 2
-            for (uint32_t half = 0; half < halves; half++)
-                dot[row][half] = dot_start(format, &x[row]);
-#pragma GCC unroll 8
-        for (uint32_t group = 0; group < groups; group++) {
-#pragma GCC unroll 2
-            for (uint32_t half = 0; half < halves; half++) {
-                __m512i words = _mm512_load_si512(strip + ((first_half + half) * groups + group) * 64);
-                __m512i low = format == LINEAR_Q8_0 ? words : _mm512_and_si512(words, low_nibbles);
-                __m512i high = _mm512_and_si512(_mm512_srli_epi32(words, 4), low_nibbles);
-#pragma GCC unroll 8
-                for (uint32_t row = 0; row < rows; row++) {
-                    dot[row][half] = _mm512_dpbusd_epi32(dot[row][half], low, broadcast_int(x[row].q + group * 4));
-                    if (format != LINEAR_Q8_0)
-                        dot[row][half] =
-                            _mm512_dpbusd_epi32(dot[row][half], high, broadcast_int(x[row].q + 16 + group * 4));
-                }
-            }
-        }
         const uint16_t *scales = (const uint16_t *)(strip + groups * 128);
 #pragma GCC unroll 2
-        for (uint32_t half = 0; half < halves; half++) {
-            __m512 d = load_halves(scales + (first_half + half) * LINEAR_LANES);
-            __m512 m = _mm512_setzero_ps();
-            if (format == LINEAR_Q4_1)
-                m = load_halves(scales + LINEAR_STRIP + (first_half + half) * LINEAR_LANES);
+        for (uint32_t half = 0; half < 2; half++) {
+            __m512i dot[LINEAR_PANEL];
+            dot_block(strip + half * groups * 64, format, x, rows, dot);
+            __m512 d = load_halves(scales + half * LINEAR_LANES);
 #pragma GCC unroll 8
             for (uint32_t row = 0; row < rows; row++) {
                 __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(x[row].scale));
-                sum[row][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[row][half]), scale, sum[row][half]);
-                if (format == LINEAR_Q4_1)
-                    sum[row][half] = _mm512_fmadd_ps(m, _mm512_set1_ps(x[row].scaled_sum), sum[row][half]);
+                sum[row][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[row]), scale, sum[row][half]);
             }
+            if (format != LINEAR_Q4_1)
+                continue;
+            __m512 m = load_halves(scales + LINEAR_STRIP + half * LINEAR_LANES);
+#pragma GCC unroll 8
+            for (uint32_t row = 0; row < rows; row++)
+                sum[row][half] = _mm512_fmadd_ps(m, _mm512_set1_ps(x[row].scaled_sum), sum[row][half]);
         }
     }
 #pragma GCC unroll 8
-    for (uint32_t row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < halves; half++)
-            store(tile, row, first_half + half, sum[row][half]);
+    for (uint32_t row = 0; row < rows; row++) {
+        store(tile, row, 0, sum[row][0]);
+        store(tile, row, 1, sum[row][1]);
+    }
 }
 
 INLINE __m512 load_values(enum linear_format format, const void *strip, size_t index) {
@@ -110,42 +118,33 @@ INLINE __m512 load_values(enum linear_format format, const void *strip, size_t i
     return format == LINEAR_F16 ? load_halves(values) : load_bfloats(values);
 }
 
-INLINE void multiply_floats(
-    const struct linear_tile *tile, enum linear_format format, uint32_t rows, uint32_t first_half, uint32_t halves) {
+INLINE void multiply_floats(const struct linear_tile *tile, enum linear_format format, uint32_t rows) {
     const float *x = tile->panel;
     __m512 sum[LINEAR_PANEL][2];
 #pragma GCC unroll 8
     for (uint32_t row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < halves; half++)
-            sum[row][half] = _mm512_setzero_ps();
+        sum[row][0] = sum[row][1] = _mm512_setzero_ps();
     for (size_t column = 0; column < tile->steps; column++, x += rows) {
 #pragma GCC unroll 2
-        for (uint32_t half = 0; half < halves; half++) {
-            __m512 weights =
-                load_values(format, tile->strip, column * LINEAR_STRIP + (first_half + half) * LINEAR_LANES);
+        for (uint32_t half = 0; half < 2; half++) {
+            __m512 weights = load_values(format, tile->strip, column * LINEAR_STRIP + half * LINEAR_LANES);
 #pragma GCC unroll 8
             for (uint32_t row = 0; row < rows; row++)
                 sum[row][half] = _mm512_fmadd_ps(weights, _mm512_set1_ps(x[row]), sum[row][half]);
         }
     }
 #pragma GCC unroll 8
-    for (uint32_t row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < halves; half++)
-            store(tile, row, first_half + half, sum[row][half]);
+    for (uint32_t row = 0; row < rows; row++) {
+        store(tile, row, 0, sum[row][0]);
+        store(tile, row, 1, sum[row][1]);
+    }
 }
 
 INLINE void multiply(const struct linear_tile *tile, enum linear_format format, uint32_t rows) {
-    const bool is_float = format == LINEAR_F32 || format == LINEAR_F16 || format == LINEAR_BF16;
-    if (is_float) {
-        multiply_floats(tile, format, rows, 0, 2);
-    } else if (rows <= 4) {
-        multiply_blocks(tile, format, rows, 0, 2);
-    } else {
-        multiply_blocks(tile, format, rows, 0, 1);
-        multiply_blocks(tile, format, rows, 1, 1);
-    }
+    if (format == LINEAR_F32 || format == LINEAR_F16 || format == LINEAR_BF16)
+        multiply_floats(tile, format, rows);
+    else
+        multiply_blocks(tile, format, rows);
 }
 
 INLINE void multiply_any(const struct linear_tile *tile, enum linear_format format) {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/cpu/linear.h"
-#include "engine/cpu/memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -127,8 +126,10 @@ struct backend_weight *cpu_weight_create(
     enum linear_format format = LINEAR_F32;
     if (choose_format(tensor, exact, &format, error) != 0 || check_size(tensor, error) != 0)
         return NULL;
+    struct linear_scratch *scratch = linear_scratch_of(cpu);
     struct backend_weight *weight = calloc(1, sizeof *weight);
-    if (weight == NULL) {
+    if (scratch == NULL || weight == NULL) {
+        free(weight);
         error_set(error, ERROR_MEMORY, "no memory for tensor %s", tensor->name);
         return NULL;
     }
@@ -138,12 +139,12 @@ struct backend_weight *cpu_weight_create(
     weight->steps = linear_is_float(format) ? tensor->columns : tensor->columns / LINEAR_BLOCK;
     weight->strips = (tensor->rows - 1) / LINEAR_STRIP + 1;
     weight->strip_bytes = weight->steps * linear_step_bytes(format);
-    weight->data = cpu_memory_allocate(cpu_weight_bytes(weight));
+    weight->data = cpu_slab_allocate(&scratch->open, cpu_weight_bytes(weight), &weight->slab);
     if (weight->data == NULL) {
         error_set(error, ERROR_MEMORY, "no memory for tensor %s, %zu bytes", tensor->name, cpu_weight_bytes(weight));
         goto fail;
     }
-    if (linear_scratch_reserve(cpu, weight, error) != 0 || pack(cpu, tensor, weight, error) != 0)
+    if (linear_scratch_reserve(scratch, weight, error) != 0 || pack(cpu, tensor, weight, error) != 0)
         goto fail;
     return weight;
 fail:
@@ -152,10 +153,10 @@ fail:
 }
 
 void cpu_weight_free(struct backend *backend, struct backend_weight *weight) {
-    (void)backend;
     if (weight == NULL)
         return;
-    cpu_memory_release(weight->data);
+    if (weight->slab != NULL)
+        cpu_slab_release(&linear_scratch_of(cpu_backend(backend))->open, weight->slab);
     free(weight);
 }
 

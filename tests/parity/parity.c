@@ -10,6 +10,7 @@
 static const struct parity_case *const families[] = {
     parity_linear_cases,
     parity_attend_cases,
+    parity_linear_timed,
 };
 
 static const char *const tiers[] = {"scalar", "avx2", "avx512"};
@@ -22,6 +23,7 @@ struct options {
     const char *tier;
     bool time;
     uint32_t threads; /* of timed runs */
+    double seconds;   /* a measurement */
 };
 
 /* SplitMix64 (Steele et al. 2014): small and good enough to draw shapes. */
@@ -162,7 +164,7 @@ double parity_time(struct parity *parity, void (*work)(void *context), void *con
     const char *what, ...) {
     work(context); /* warms caches and grows scratch memory */
     double best = INFINITY;
-    double end = now() + 0.3;
+    double end = now() + parity->seconds;
     do {
         double start = now();
         work(context);
@@ -202,6 +204,8 @@ static uint32_t run_case(struct parity *parity, const struct options *options) {
             entry->time(parity);
         return 0;
     }
+    if (entry->run == NULL)
+        return 0;
     uint32_t rounds = options->rounds * (entry->rounds > 0 ? entry->rounds : 1);
     parity->failures = 0;
     for (parity->round = 0; parity->round < rounds && parity->failures < 5; parity->round++) {
@@ -233,7 +237,11 @@ static int run_tier(const char *tier, uint32_t threads, const struct options *op
         printf("skipped %s: %s\n", tier, error.message);
         return -1;
     }
-    struct parity parity = {.backend = backend, .operations = backend->operations, .tier = tier, .threads = threads};
+    struct parity parity = {.backend = backend,
+        .operations = backend->operations,
+        .tier = tier,
+        .threads = threads,
+        .seconds = options->seconds};
     double start = now();
     uint32_t failures = run_families(&parity, options);
     if (!options->time)
@@ -279,6 +287,8 @@ static int parse_options(int count, char **arguments, struct options *options) {
             options->rounds = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(name, "--threads") == 0)
             options->threads = (uint32_t)strtoul(value, NULL, 10);
+        else if (strcmp(name, "--seconds") == 0)
+            options->seconds = strtod(value, NULL);
         else if (strcmp(name, "--only") == 0)
             options->only = value;
         else if (strcmp(name, "--tier") == 0)
@@ -290,9 +300,10 @@ static int parse_options(int count, char **arguments, struct options *options) {
 }
 
 int main(int count, char **arguments) {
-    struct options options = {.seed = 1, .rounds = 1, .threads = 1};
+    struct options options = {.seed = 1, .rounds = 1, .threads = 1, .seconds = 0.3};
     if (parse_options(count, arguments, &options) != 0) {
-        fprintf(stderr, "usage: %s [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N]]\n",
+        fprintf(stderr,
+            "usage: %s [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N] [--seconds S]]\n",
             arguments[0]);
         return 2;
     }

@@ -3,7 +3,7 @@
  * The parity harness: every backend operation against a plain C reference, on every backend and instruction tier that
  * this machine has, over seeded random shapes.
  *
- *   parity [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N]]
+ *   parity [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N] [--seconds S]]
  *
  * A case is a function that draws one random shape from `struct parity`, runs the operation on the backend, computes
  * the reference, and calls a parity_check_*. The harness runs it `rounds` times per backend, tier and thread count. To
@@ -20,8 +20,8 @@
 struct parity; /* state of one run of one case */
 
 struct parity_case {
-    const char *name; /* "linear q4_1": --only matches a part of it */
-    void (*run)(struct parity *parity);
+    const char *name;                    /* "linear q4_1": --only matches a part of it */
+    void (*run)(struct parity *parity);  /* NULL: only timed */
     uint32_t rounds;                     /* runs at --rounds 1, at least 1: more for cases with many shapes */
     uint32_t index;                      /* free for the case, to tell entries that share a function apart */
     void (*time)(struct parity *parity); /* measures, for --time; NULL: nothing to measure */
@@ -30,6 +30,7 @@ struct parity_case {
 /* Families: arrays that end with an entry without a name. */
 extern const struct parity_case parity_linear_cases[];
 extern const struct parity_case parity_attend_cases[];
+extern const struct parity_case parity_linear_timed[];
 
 struct parity {
     struct backend *backend;
@@ -40,6 +41,7 @@ struct parity {
     uint32_t round;    /* of this case */
     uint64_t random;   /* state of the generator */
     uint32_t failures; /* of this run */
+    double seconds;    /* that parity_time spends */
 };
 
 /* Random numbers, a function of --seed, case and round alone: each tier sees the same inputs. */
@@ -69,8 +71,8 @@ bool parity_check_close(struct parity *parity, const float *got, const double *w
 bool parity_check_true(struct parity *parity, bool condition, const char *what, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* For --time: calls work until about 0.3 s have passed and prints the best call as microseconds, GB/s of `bytes` and
- * GMAC/s of `macs` (each left out when 0). Returns the best time in seconds. */
+/* For --time: calls work until about --seconds have passed and prints the best call as microseconds, GB/s of `bytes`
+ * and GMAC/s of `macs` (each left out when 0). Returns the best time in seconds. */
 double parity_time(struct parity *parity, void (*work)(void *context), void *context, double bytes, double macs,
     const char *what, ...) __attribute__((format(printf, 6, 7)));
 

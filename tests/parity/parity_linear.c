@@ -292,114 +292,13 @@ static void case_refusals(struct parity *parity) {
     }
 }
 
-/* Timing: the products of SmolLM2-135M, and a plain read of as many bytes. */
-
-struct timed {
-    struct parity *parity;
-    const struct backend_weight *weights[LINEAR_WEIGHTS_MAX];
-    uint32_t count;
-    uint32_t rows;
-    const float *x;
-    float *out;
-};
-
-static void work_linear(void *context) {
-    const struct timed *timed = context;
-    timed->parity->operations->linear(
-        timed->parity->backend, timed->weights, timed->count, timed->x, timed->rows, false, timed->out);
-}
-
-struct read {
-    const uint64_t *words;
-    size_t count;
-    uint64_t sum;
-};
-
-static void work_read(void *context) {
-    struct read *read = context;
-    uint64_t sums[16] = {0};
-    for (size_t i = 0; i + 16 <= read->count; i += 16)
-        for (size_t lane = 0; lane < 16; lane++)
-            sums[lane] += read->words[i + lane];
-    for (size_t lane = 0; lane < 16; lane++)
-        read->sum += sums[lane];
-}
-
-static void time_read(struct parity *parity, size_t bytes) {
-    uint64_t *words = parity_upload(parity, NULL, bytes);
-    memset(words, 1, bytes);
-    struct read read = {.words = words, .count = bytes / sizeof *words};
-    parity_time(
-        parity, work_read, &read, (double)bytes, 0, "plain read by one thread, %5.1f MB       ", 1e-6 * (double)bytes);
-    parity_check_true(parity, read.sum != 0, "nothing was read");
-    parity_release(parity, words);
-}
-
-struct timed_shape {
-    uint32_t weights;
-    uint32_t weight_rows[LINEAR_WEIGHTS_MAX];
-    uint32_t columns;
-};
-
-static void time_shape(struct parity *parity, enum tensor_type type, const struct timed_shape *shape) {
-    struct test_tensor tensors[LINEAR_WEIGHTS_MAX];
-    struct timed timed = {.parity = parity, .count = shape->weights};
-    size_t bytes = 0;
-    uint32_t sum_rows = 0;
-    struct backend_weight *weights[LINEAR_WEIGHTS_MAX];
-    for (uint32_t i = 0; i < shape->weights; i++) {
-        tensor_fill(parity, &tensors[i], type, shape->weight_rows[i], shape->columns);
-        weights[i] = parity->operations->weight_create(parity->backend, &tensors[i].tensor, false, NULL);
-        timed.weights[i] = weights[i];
-        bytes += parity->operations->weight_bytes(weights[i]);
-        sum_rows += shape->weight_rows[i];
-    }
-    static const uint32_t row_counts[] = {1, 2, 4, 8, 512};
-    float *x = parity_host((size_t)512 * shape->columns * sizeof *x);
-    parity_fill_normal(parity, x, (size_t)512 * shape->columns, 1);
-    timed.x = parity_upload(parity, x, (size_t)512 * shape->columns * sizeof *x);
-    timed.out = parity_upload(parity, NULL, (size_t)512 * sum_rows * sizeof *timed.out);
-    for (size_t i = 0; i < sizeof row_counts / sizeof row_counts[0]; i++) {
-        timed.rows = row_counts[i];
-        if (timed.rows > 8 && sum_rows > 10000)
-            continue;
-        double macs = (double)timed.rows * sum_rows * shape->columns;
-        parity_time(parity, work_linear, &timed, (double)bytes, macs, "%-5s %5u x %4u, R=%3u, %5.1f MB",
-            tensor_type_name(type), sum_rows, shape->columns, timed.rows, 1e-6 * (double)bytes);
-    }
-    for (uint32_t i = 0; i < shape->weights; i++) {
-        parity->operations->weight_free(parity->backend, weights[i]);
-        free(tensors[i].memory);
-    }
-    parity_release(parity, (void *)timed.x);
-    parity_release(parity, timed.out);
-    free(x);
-}
-
-static void time_model(struct parity *parity) {
-    static const struct timed_shape layer[] = {
-        {3, {576, 192, 192}, 576},
-        {1, {576}, 576},
-        {2, {1536, 1536}, 576},
-        {1, {576}, 1536},
-    };
-    enum tensor_type type = kinds[parity->entry->index].type;
-    for (size_t i = 0; i < sizeof layer / sizeof layer[0]; i++)
-        time_shape(parity, type, &layer[i]);
-    if (type == TENSOR_Q8_0) {
-        static const struct timed_shape output = {1, {49152}, 576};
-        time_shape(parity, type, &output);
-        time_read(parity, (size_t)49152 * 576 / 32 * 34);
-    }
-}
-
 const struct parity_case parity_linear_cases[] = {
-    {.name = "linear f32", .run = case_linear, .rounds = 8, .index = 0, .time = time_model},
-    {.name = "linear f16", .run = case_linear, .rounds = 8, .index = 1, .time = time_model},
+    {.name = "linear f32", .run = case_linear, .rounds = 8, .index = 0},
+    {.name = "linear f16", .run = case_linear, .rounds = 8, .index = 1},
     {.name = "linear bf16", .run = case_linear, .rounds = 8, .index = 2},
-    {.name = "linear q8_0", .run = case_linear, .rounds = 20, .index = 3, .time = time_model},
-    {.name = "linear q4_0", .run = case_linear, .rounds = 20, .index = 4, .time = time_model},
-    {.name = "linear q4_1", .run = case_linear, .rounds = 20, .index = 5, .time = time_model},
+    {.name = "linear q8_0", .run = case_linear, .rounds = 20, .index = 3},
+    {.name = "linear q4_0", .run = case_linear, .rounds = 20, .index = 4},
+    {.name = "linear q4_1", .run = case_linear, .rounds = 20, .index = 5},
     {.name = "linear f16 exact", .run = case_linear, .rounds = 4, .index = 6},
     {.name = "linear q8_0 exact", .run = case_linear, .rounds = 4, .index = 7},
     {.name = "linear q4_0 exact", .run = case_linear, .rounds = 4, .index = 8},
