@@ -3,7 +3,9 @@
  * GGUF files, read by mmap: metadata and tensors. Nothing is copied; strings and tensor data point into the mapping.
  *
  * The file is not trusted: every count, length, offset and string is checked against the file's size before use
- * (versions 2 and 3, little-endian). Source: GGUF specification (ggml project, docs/gguf.md).
+ * (versions 2 and 3, little-endian; arrays of arrays are not supported). A file must not shrink while it is open: its
+ * pages are gone then, and reading them ends the process. Replace a model file by renaming another over it. Source:
+ * GGUF specification (ggml project, docs/gguf.md).
  */
 #ifndef ENGINE_GGUF_H
 #define ENGINE_GGUF_H

@@ -157,6 +157,8 @@ def test_model_directory(model):
     assert document["runnable"] is True
     assert document["unsupported"] == []
     assert len(document["fingerprint"]) == 64
-    assert document["shape"]["kv_heads"] == 3
+    assert document["shape"] == {"layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "width": 576, "ff_width": 1536,
+                                 "vocabulary": 49152, "context": 8192, "rope_dim": 64, "rope_base": 100000,
+                                 "norm_epsilon": pytest.approx(1e-5)}
     assert document["tokenizer"] == {"model": "gpt2", "pre": "smollm", "tokens": 49152, "merges": 48900, "bos": 1,
                                      "eos": 2, "adds_bos": False, "chat_template": True}
