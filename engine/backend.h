@@ -87,7 +87,10 @@ struct rope_params {
     const float *inverse_freq; /* [dim / 2] host; angle of pair i = position * inverse_freq[i] (Su et al. 2021) */
 };
 
-/* How to choose the next token of one row. Neutral values: temperature 1, top_p 1, top_k 0, min_p 0. */
+/* How to choose the next token of one row. Neutral values: temperature 1, top_p 1, top_k 0, min_p 0. Order: bans,
+ * temperature, top_k, top_p (of what top_k kept), min_p; tokens are ranked by logit, equal ones by lower id. The choice
+ * inverts the cumulative distribution of what is left, in order of id, at random_uniform(seed, stream, step, 0). NaN
+ * counts as -infinity, and is never reported among the most likely. */
 struct sample_params {
     float temperature; /* 0: the most likely token (lowest id on a tie) */
     float top_p;       /* (0, 1]: smallest set of most likely tokens whose probability reaches top_p */

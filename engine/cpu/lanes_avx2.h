@@ -187,6 +187,21 @@ static inline struct sums sums_add(struct sums s, struct lanes a) {
     return s;
 }
 
+static inline __m128 lanes_difference_four(__m128 a, __m128 b, double shift) {
+    __m256d difference = _mm256_sub_pd(_mm256_cvtps_pd(a), _mm256_cvtps_pd(b));
+    return _mm256_cvtpd_ps(_mm256_sub_pd(difference, _mm256_set1_pd(shift)));
+}
+
+static inline __m256 lanes_difference_eight(__m256 a, __m256 b, double shift) {
+    __m128 low = lanes_difference_four(_mm256_castps256_ps128(a), _mm256_castps256_ps128(b), shift);
+    __m128 high = lanes_difference_four(_mm256_extractf128_ps(a, 1), _mm256_extractf128_ps(b, 1), shift);
+    return _mm256_set_m128(high, low);
+}
+
+static inline struct lanes lanes_difference(struct lanes a, struct lanes b, double shift) {
+    return (struct lanes){lanes_difference_eight(a.low, b.low, shift), lanes_difference_eight(a.high, b.high, shift)};
+}
+
 static inline void sums_store(double to[LANES], struct sums s) {
     for (int i = 0; i < 4; i++)
         _mm256_storeu_pd(to + 4 * i, s.v[i]);

@@ -151,6 +151,17 @@ static inline struct sums sums_add(struct sums s, struct lanes a) {
     return s;
 }
 
+static inline __m256 lanes_difference_eight(__m256 a, __m256 b, double shift) {
+    __m512d difference = _mm512_sub_pd(_mm512_cvtps_pd(a), _mm512_cvtps_pd(b));
+    return _mm512_cvtpd_ps(_mm512_sub_pd(difference, _mm512_set1_pd(shift)));
+}
+
+static inline struct lanes lanes_difference(struct lanes a, struct lanes b, double shift) {
+    __m256 low = lanes_difference_eight(lanes_low(a), lanes_low(b), shift);
+    __m256 high = lanes_difference_eight(lanes_high(a), lanes_high(b), shift);
+    return (struct lanes){_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1)};
+}
+
 static inline void sums_store(double to[LANES], struct sums s) {
     _mm512_storeu_pd(to, s.low);
     _mm512_storeu_pd(to + 8, s.high);

@@ -14,6 +14,7 @@
  *   lanes_load_part            the first `count` lanes, `fill` in the others
  *   lanes_load_half, _bfloat   of 16 stored numbers, exact; lanes_store_half, _bfloat round to nearest even
  *   lanes_not_after            mask of the positions that are <= limit
+ *   lanes_difference           a - b - shift in double, rounded once
  *   sums                       sixteen double accumulators
  */
 #ifndef ENGINE_CPU_LANES_SCALAR_H
@@ -187,6 +188,11 @@ static inline struct sums sums_zero(void) {
 static inline struct sums sums_add(struct sums s, struct lanes a) {
     LANES_EACH s.v[i] += (double)a.v[i];
     return s;
+}
+
+static inline struct lanes lanes_difference(struct lanes a, struct lanes b, double shift) {
+    LANES_EACH a.v[i] = (float)((double)a.v[i] - (double)b.v[i] - shift);
+    return a;
 }
 
 static inline void sums_store(double to[LANES], struct sums s) {

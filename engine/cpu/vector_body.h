@@ -159,13 +159,14 @@ static inline struct lanes vector_exp_excess(struct lanes d) {
 
 static double vector_divergence(const float *p, const float *q, uint32_t count, double p_log_sum, double q_log_sum) {
     struct lanes p_log = lanes_set((float)p_log_sum), q_log = lanes_set((float)q_log_sum);
-    struct lanes shift = lanes_set((float)(q_log_sum - p_log_sum)), half = lanes_set(0.5f);
+    struct lanes half = lanes_set(0.5f);
+    double shift = q_log_sum - p_log_sum;
     struct sums total = sums_zero();
     for (uint32_t i = 0; i < count; i += LANES) {
         struct lanes p_logit = vector_clean(vector_logits(p + i, count - i));
         struct lanes q_logit = vector_clean(vector_logits(q + i, count - i));
         struct lanes p_part = lanes_exp(lanes_sub(p_logit, p_log)), q_part = lanes_exp(lanes_sub(q_logit, q_log));
-        struct lanes d = lanes_sub(lanes_sub(q_logit, p_logit), shift);
+        struct lanes d = lanes_difference(q_logit, p_logit, shift);
         uint32_t near = lanes_at_least(half, d) & lanes_at_least(d, lanes_set(-0.5f));
         struct lanes close = lanes_mul(p_part, vector_exp_excess(d));
         /* P log(Q / P) is 0 where P is, even if d is infinite there. */

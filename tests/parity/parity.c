@@ -11,6 +11,9 @@ static const struct parity_case *const families[] = {
     parity_linear_cases,
     parity_attend_cases,
     parity_linear_timed,
+    parity_vector_cases,
+    parity_pages_cases,
+    parity_sample_cases,
 };
 
 static const char *const tiers[] = {"scalar", "avx2", "avx512"};

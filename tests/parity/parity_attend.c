@@ -4,13 +4,14 @@
  * slots in any order of position, all storage formats; unused slots and pages hold NaN.
  */
 #include "tests/parity/parity.h"
+#include "tests/parity/parity_same.h"
 #include "tests/parity/reference_attend.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ITEMS_MAX = 4, KV_HEADS_MAX = 4, ROUNDS_MAX = 256, CASES_MAX = 8, VIEWS_MAX = ITEMS_MAX * KV_HEADS_MAX };
+enum { ITEMS_MAX = 4, KV_HEADS_MAX = 4, VIEWS_MAX = ITEMS_MAX * KV_HEADS_MAX };
 
 /* A batch over a random cache. */
 struct scene {
@@ -189,19 +190,6 @@ static float *run_attend(
     return host;
 }
 
-/* Tiers and thread counts must give the same bits: compares with what the first of them gave in this round. */
-static void check_same_everywhere(struct parity *parity, uint32_t which, const void *bytes, size_t count) {
-    static uint64_t first[CASES_MAX][ROUNDS_MAX];
-    if (parity->round >= ROUNDS_MAX || which >= CASES_MAX)
-        return;
-    uint64_t hash = 0xcbf29ce484222325ull, *seen = &first[which][parity->round];
-    for (size_t i = 0; i < count; i++)
-        hash = (hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3ull;
-    if (*seen == 0)
-        *seen = hash;
-    parity_check_true(parity, *seen == hash, "bits differ from those of another tier or thread count");
-}
-
 static void check_against_reference(struct parity *parity, const struct scene *scene, const float *got) {
     uint32_t dim = scene->pool.layout.head_dim;
     size_t count = (size_t)scene->rows * scene->heads * dim;
@@ -251,8 +239,7 @@ static void run_scene(struct parity *parity, uint32_t which) {
     struct kv_batch batch = scene_batch(&scene);
     float *got = run_attend(parity, &scene, &batch, qkv, scene.rows);
     check_against_reference(parity, &scene, got);
-    check_same_everywhere(
-        parity, which, got, (size_t)scene.rows * scene.heads * scene.pool.layout.head_dim * sizeof(float));
+    parity_check_same(parity, got, (size_t)scene.rows * scene.heads * scene.pool.layout.head_dim * sizeof(float));
     check_chunks(parity, &scene, qkv, got);
     free(got);
     parity_release(parity, qkv);
@@ -314,7 +301,7 @@ static void case_append(struct parity *parity) {
     memcpy(before.qkv, after.qkv, after.qkv_bytes);
     parity_release(parity, scene_append(parity, &after));
     check_appended(parity, &before, &after);
-    check_same_everywhere(parity, 7, after.pool.image, bytes);
+    parity_check_same(parity, after.pool.image, bytes);
     free(before.pool.image);
     free(before.qkv);
     scene_free(parity, &after);
@@ -432,8 +419,8 @@ static void time_attend_all(struct parity *parity) {
 }
 
 const struct parity_case parity_attend_cases[] = {
-    {.name = "attend any shape", .run = case_attend, .rounds = 30, .index = 0, .time = time_attend_all},
-    {.name = "attend long", .run = case_attend, .rounds = 9, .index = 1},
+    {.name = "attend any shape", .run = case_attend, .rounds = 21, .index = 0, .time = time_attend_all},
+    {.name = "attend long", .run = case_attend, .rounds = 6, .index = 1},
     {.name = "attend large groups", .run = case_attend, .rounds = 6, .index = 2},
     {.name = "append", .run = case_append, .rounds = 15},
     {.name = "append rounding", .run = case_append_rounding, .rounds = 3},

@@ -86,37 +86,67 @@ void reference_rope(const struct rope_params *rope, uint32_t position, const flo
     }
 }
 
-/* One query head of one token. */
-static void attend_one(const struct reference_pool *pool, const struct kv_head_view *view, int64_t position,
-    const float *query, double *out) {
-    uint32_t dim = pool->layout.head_dim;
-    double *scores = calloc(view->slots + 1, sizeof *scores);
-    double most = -INFINITY, sum = 0;
-    memset(out, 0, dim * sizeof *out);
-    if (scores == NULL)
+/* The slots of one head as numbers. */
+struct head {
+    uint32_t slots;
+    int64_t *positions; /* INT64_MAX: unused */
+    double *keys;       /* [slots][d] */
+    double *values;     /* [slots][d] */
+};
+
+static void *memory(size_t count, size_t bytes) {
+    void *result = calloc(count + 1, bytes);
+    if (result == NULL)
         abort();
+    return result;
+}
+
+static struct head head_read(const struct reference_pool *pool, const struct kv_head_view *view) {
+    uint32_t dim = pool->layout.head_dim;
+    enum kv_format format = pool->layout.format;
+    struct head head = {.slots = view->slots,
+        .positions = memory(view->slots, sizeof(int64_t)),
+        .keys = memory((size_t)view->slots * dim, sizeof(double)),
+        .values = memory((size_t)view->slots * dim, sizeof(double))};
     for (uint32_t slot = 0; slot < view->slots; slot++) {
         uint32_t page = view->pages[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
-        scores[slot] = -INFINITY;
-        int32_t at = *reference_position(pool, page, place);
-        if (at == KV_NO_POSITION || at > position)
+        int32_t position = *reference_position(pool, page, place);
+        head.positions[slot] = position == KV_NO_POSITION ? INT64_MAX : position;
+        for (uint32_t channel = 0; channel < dim; channel++) {
+            size_t index = (size_t)slot * dim + channel;
+            head.keys[index] = reference_number(format, reference_key(pool, page, place, channel));
+            head.values[index] = reference_number(format, reference_value(pool, page, place, channel));
+        }
+    }
+    return head;
+}
+
+static void head_free(struct head *head) {
+    free(head->positions);
+    free(head->keys);
+    free(head->values);
+}
+
+/* One query head of one token. */
+static void attend_one(const struct head *head, uint32_t dim, int64_t position, const float *query, double *out) {
+    double *scores = memory(head->slots, sizeof *scores), most = -INFINITY, sum = 0;
+    memset(out, 0, dim * sizeof *out);
+    for (uint32_t slot = 0; slot < head->slots; slot++) {
+        if (head->positions[slot] > position)
             continue;
-        scores[slot] = 0;
         for (uint32_t channel = 0; channel < dim; channel++)
-            scores[slot] += (double)query[channel] *
-                            reference_number(pool->layout.format, reference_key(pool, page, place, channel));
+            scores[slot] += (double)query[channel] * head->keys[(size_t)slot * dim + channel];
         scores[slot] /= sqrt(dim);
         most = fmax(most, scores[slot]);
     }
-    for (uint32_t slot = 0; slot < view->slots; slot++)
-        sum += scores[slot] == -INFINITY ? 0 : exp(scores[slot] - most);
-    for (uint32_t slot = 0; slot < view->slots; slot++) {
-        if (scores[slot] == -INFINITY)
+    for (uint32_t slot = 0; slot < head->slots; slot++)
+        sum += head->positions[slot] > position ? 0 : exp(scores[slot] - most);
+    for (uint32_t slot = 0; slot < head->slots; slot++) {
+        if (head->positions[slot] > position)
             continue;
-        uint32_t page = view->pages[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
         double share = exp(scores[slot] - most) / sum;
         for (uint32_t channel = 0; channel < dim; channel++)
-            out[channel] += share * reference_number(pool->layout.format, reference_value(pool, page, place, channel));
+            out[channel] += share * head->values[(size_t)slot * dim + channel];
     }
     free(scores);
 }
@@ -125,13 +155,16 @@ void reference_attend(const struct reference_pool *pool, const struct kv_item *i
     const struct kv_head_view *views, uint32_t heads, const float *qkv, double *out) {
     uint32_t kv_heads = pool->layout.kv_heads, dim = pool->layout.head_dim, group = heads / kv_heads;
     size_t stride = (size_t)(heads + 2 * kv_heads) * dim;
-    for (uint32_t item = 0; item < items_count; item++) {
-        for (uint32_t token = 0; token < items[item].rows; token++) {
-            size_t row = items[item].first_row + token;
-            for (uint32_t head = 0; head < heads; head++) {
-                attend_one(pool, &views[item * kv_heads + head / group], (int64_t)items[item].position + token,
-                    qkv + row * stride + (size_t)head * dim, out + (row * heads + head) * dim);
+    for (uint32_t view = 0; view < items_count * kv_heads; view++) {
+        const struct kv_item *item = &items[view / kv_heads];
+        struct head head = head_read(pool, &views[view]);
+        for (uint32_t token = 0; token < item->rows; token++) {
+            size_t row = item->first_row + token;
+            for (uint32_t query = view % kv_heads * group; query < (view % kv_heads + 1) * group; query++) {
+                attend_one(&head, dim, (int64_t)item->position + token, qkv + row * stride + (size_t)query * dim,
+                    out + (row * heads + query) * dim);
             }
         }
+        head_free(&head);
     }
 }
