@@ -43,17 +43,13 @@ with_lock() {
 
 # missing_packages NAME...: prints those that are not installed.
 missing_packages() {
-  local package
-  dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null | {
-    local installed=" "
-    local status
-    while read -r package status; do
-      [ "$status" = installed ] && installed+="$package "
-    done
-    for package; do
-      case $installed in *" $package "*) ;; *) printf '%s ' "$package" ;; esac
-    done
-  }
+  local package status installed=" "
+  while read -r package status; do
+    [ "$status" != installed ] || installed+="$package "
+  done < <(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null)
+  for package; do
+    case $installed in *" $package "*) ;; *) printf '%s ' "$package" ;; esac
+  done
 }
 
 # need_packages NAME...: installs what is missing, or says what an administrator has to run.
