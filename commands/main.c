@@ -12,11 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A command whose file is not linked in has no address and is not offered. */
-#pragma weak command_serve
-#pragma weak command_bench
-#pragma weak command_inspect
-
 struct command {
     const char *name;
     enum config_command config;
@@ -34,8 +29,7 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 static void print_usage(FILE *out) {
     fputs("usage: distillcache COMMAND [options]\n\n", out);
     for (size_t i = 0; i < COMMANDS; i++)
-        if (commands[i].run != NULL)
-            fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
     fputs("\n  --help     print this text\n  --version  print the version\n\n"
           "distillcache COMMAND --help lists the command's options.\n",
         out);
@@ -43,7 +37,7 @@ static void print_usage(FILE *out) {
 
 static const struct command *find_command(const char *name) {
     for (size_t i = 0; i < COMMANDS; i++)
-        if (commands[i].run != NULL && strcmp(commands[i].name, name) == 0)
+        if (strcmp(commands[i].name, name) == 0)
             return &commands[i];
     return NULL;
 }

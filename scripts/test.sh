@@ -14,6 +14,7 @@ format       10 clang-format, where version 14 of it is installed
 unit        120 unit, model and parity tests (meson)
 logits      120 pytest tests/model: tokenizer and logits beside other implementations
 api         120 pytest tests/api: real clients against the server
+bench        60 pytest tests/bench: what bench prints
 readme       30 pytest tests/readme: the examples of README.md as printed
 sanitizers  300 unit, parity and API tests with address and undefined-behaviour sanitizers
 tsan        120 thread sanitizer over scheduler, queues, loop, threads and log
@@ -117,7 +118,7 @@ run_pytest() {
     return 0
   }
   local status=0
-  DISTILLCACHE_TEST_BUILD=$root/$folder PYTHONDONTWRITEBYTECODE=1 \
+  DISTILLCACHE_TEST_BUILD=$root/$folder DISTILLCACHE_TEST_SERVER=$root/$folder/distillcache PYTHONDONTWRITEBYTECODE=1 \
     "$root/.venv/bin/python" -m pytest -q -rs -p no:cacheprovider --color=no "$root/$path" \
     ${pytest_options[@]+"${pytest_options[@]}"} 2>&1 | tee -a "$output" || status=$?
   [ "$status" = 0 ] || [ "$status" = 5 ] # 5: the options left no test here
@@ -168,6 +169,11 @@ stage_logits() {
 stage_api() {
   need_test_build
   run_pytest build-test tests/api
+}
+
+stage_bench() {
+  need_test_build
+  run_pytest build-test tests/bench
 }
 
 stage_readme() {

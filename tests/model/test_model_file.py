@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("DISTILLCACHE_BUILD", ROOT / "build"))
+BUILD = Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
 FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
 ROWS = 7  # of each tensor of the real model
 TIMEOUT_S = 120
