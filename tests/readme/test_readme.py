@@ -35,12 +35,12 @@ EXAMPLES = list(examples())
 
 
 def wait_for_port(process):
-    """The port that the server says it listens on, from its log."""
+    """The port that the server says it is ready on, in its log."""
     log, deadline = b"", time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         if select.select([process.stderr], [], [], 1)[0]:
             log += os.read(process.stderr.fileno(), 65536)
-        if match := re.search(rb"port=(\d+)", log):
+        if match := re.search(rb" ready .*port=(\d+)", log):
             return int(match[1])
     raise AssertionError("the server did not start: " + log.decode(errors="replace"))
 
