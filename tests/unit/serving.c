@@ -20,6 +20,8 @@ struct serving {
     pthread_mutex_t mutex;
     pthread_cond_t woken;
     bool wake;
+    bool lockstep;
+    bool go_on; /* in lockstep: the client waits for the next step */
 };
 
 static void require(bool condition, const char *what) {
@@ -33,7 +35,10 @@ static void on_wake(void *context) {
     struct serving *serving = context;
     pthread_mutex_lock(&serving->mutex);
     serving->wake = true;
-    pthread_cond_signal(&serving->woken);
+    serving->go_on = false;
+    pthread_cond_broadcast(&serving->woken);
+    while (serving->lockstep && !serving->go_on)
+        pthread_cond_wait(&serving->woken, &serving->mutex);
     pthread_mutex_unlock(&serving->mutex);
 }
 
@@ -63,6 +68,7 @@ struct serving *serving_create(const struct serving_options *options) {
     };
     serving->engine = engine_open(serving->model, &engine, &error);
     require(serving->engine != NULL, error.message);
+    serving->lockstep = options->lockstep;
     pthread_mutex_init(&serving->mutex, NULL);
     pthread_cond_init(&serving->woken, NULL);
     struct scheduler_options scheduler = {
@@ -91,7 +97,15 @@ static void free_calls(struct serving *serving) {
     }
 }
 
+void serving_run_free(struct serving *serving) {
+    pthread_mutex_lock(&serving->mutex);
+    serving->lockstep = false;
+    pthread_cond_broadcast(&serving->woken);
+    pthread_mutex_unlock(&serving->mutex);
+}
+
 void serving_free(struct serving *serving) {
+    serving_run_free(serving);
     scheduler_free(serving->scheduler);
     require(
         kv_cache_pages_free(engine_kv_cache(serving->engine)) == kv_cache_pages_total(engine_kv_cache(serving->engine)),
@@ -131,7 +145,7 @@ struct request *serving_request(uint32_t count, uint64_t seed, uint32_t max_toke
         request->prompts[0].tokens[i] = (int32_t)(3 + words[0] % 300);
     }
     request->max_tokens = max_tokens;
-    request->sampling.temperature = 0.8f;
+    request->sampling.temperature = 5; /* the model is sure of itself, as random ones are */
     request->sampling.seed = seed;
     request->stream = true;
     request->logprobs = 2;
@@ -210,6 +224,8 @@ static void on_output(void *context, const struct output *output) {
 
 static void wait_and_poll(struct serving *serving) {
     pthread_mutex_lock(&serving->mutex);
+    serving->go_on = true;
+    pthread_cond_broadcast(&serving->woken);
     while (!serving->wake)
         pthread_cond_wait(&serving->woken, &serving->mutex);
     serving->wake = false;

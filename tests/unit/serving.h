@@ -16,12 +16,16 @@ struct serving_options {
     uint32_t max_waiting;
     uint32_t threads; /* 0: 1 */
     bool no_prefix_sharing;
+    /* The engine thread stands still after each step that published something, until the client waits for more: what
+     * the client does in between comes before the next step, however slow the machine. */
+    bool lockstep;
 };
 
 struct serving; /* opaque */
 
 struct serving *serving_create(const struct serving_options *options);
 void serving_free(struct serving *serving);
+void serving_run_free(struct serving *serving); /* ends lockstep */
 struct scheduler *serving_scheduler(struct serving *serving);
 struct engine *serving_engine(struct serving *serving);
 const struct tokenizer *serving_tokenizer(struct serving *serving);
@@ -51,7 +55,8 @@ struct call {
     struct call *next;
 };
 
-/* A request for a prompt of `count` pseudo-random tokens (by seed), sampled at temperature 0.8, all entries wanted. */
+/* A request for a prompt of `count` pseudo-random tokens (by seed), sampled at a high temperature, all entries wanted.
+ */
 struct request *serving_request(uint32_t count, uint64_t seed, uint32_t max_tokens);
 /* Submits; the call belongs to serving. NULL with the error when it was refused (the request is freed). */
 struct call *serving_submit(struct serving *serving, struct request *request, struct error *error);

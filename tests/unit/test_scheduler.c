@@ -115,8 +115,9 @@ static void same_answers_with_a_reused_prefix(void **state) {
 
 static void reuses_the_prefix_of_a_live_sequence(void **state) {
     (void)state;
-    struct serving *serving = serving_create(&(struct serving_options){0});
+    struct serving *serving = serving_create(&(struct serving_options){.lockstep = true});
     struct request *first = serving_request(300, 5, 150), *second = serving_request(300, 6, 4);
+    first->ignore_eos = second->ignore_eos = true;
     memcpy(second->prompts[0].tokens, first->prompts[0].tokens, 200 * sizeof(int32_t));
     struct call *live = submit(serving, first);
     serving_wait_output(serving, live, 2);
@@ -131,7 +132,7 @@ static void reuses_the_prefix_of_a_live_sequence(void **state) {
 static void newcomer_is_served_while_others_decode(void **state) {
     (void)state;
     enum { CHUNK = 16, PROMPT = 240 };
-    struct serving *serving = serving_create(&(struct serving_options){.prefill_chunk = CHUNK});
+    struct serving *serving = serving_create(&(struct serving_options){.prefill_chunk = CHUNK, .lockstep = true});
     struct request *request = serving_request(10, 1, 400);
     request->ignore_eos = true;
     struct call *old = submit(serving, request);
@@ -207,6 +208,13 @@ static void prompts_of_a_list_answer_as_alone(void **state) {
     serving_free(serving);
 }
 
+static size_t code_points(const char *text, size_t bytes) {
+    size_t count = 0;
+    for (size_t i = 0; i < bytes; i++)
+        count += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return count;
+}
+
 static void echo_gives_the_prompt_and_its_logprobs(void **state) {
     (void)state;
     struct serving *serving = serving_create(&(struct serving_options){.prefill_chunk = 9, .batch_rows = 20});
@@ -232,6 +240,8 @@ static void echo_gives_the_prompt_and_its_logprobs(void **state) {
     for (uint32_t i = 1; i < prompt; i++)
         assert_true(echoed->logprobs[i] < 0 && echoed->logprobs[i] > -30);
     assert_memory_equal(echoed->text + echoed->text_bytes - alone->text_bytes, alone->text, alone->text_bytes);
+    assert_int_equal(echoed->offsets[0], 0);
+    assert_int_equal(echoed->offsets[prompt], code_points(echoed->text, echoed->text_bytes - alone->text_bytes));
     assert_int_equal(prompt_only->tokens_count, prompt);
     assert_memory_equal(prompt_only->logprobs, echoed->logprobs, prompt * sizeof(float));
     assert_int_equal(prompt_only->text_bytes, echoed->text_bytes - alone->text_bytes);
@@ -239,6 +249,28 @@ static void echo_gives_the_prompt_and_its_logprobs(void **state) {
     assert_int_equal(prompt_only->finish, FINISH_LENGTH);
     assert_int_equal(echoed->cached_tokens, 0); /* the rows of the prompt are needed */
     free(tokens);
+    serving_free(serving);
+}
+
+/* A token has the same log-probability as part of a prompt as when it was generated. */
+static void prompt_logprobs_equal_those_of_generation(void **state) {
+    (void)state;
+    struct serving *serving = serving_create(&(struct serving_options){.prefill_chunk = 11});
+    struct request *first = serving_request(30, 8, 50);
+    first->ignore_eos = true;
+    int32_t tokens[80];
+    memcpy(tokens, first->prompts[0].tokens, 30 * sizeof *tokens);
+    struct call *generated = submit(serving, first);
+    serving_wait(serving, generated);
+    const struct answer *answer = &generated->answers[0];
+    assert_int_equal(answer->tokens_count, 50);
+    memcpy(tokens + 30, answer->tokens, 50 * sizeof *tokens);
+    struct request *second = serving_request(80, 8, 1);
+    memcpy(second->prompts[0].tokens, tokens, sizeof tokens);
+    second->echo = true;
+    struct call *echoed = submit(serving, second);
+    serving_wait(serving, echoed);
+    assert_memory_equal(echoed->answers[0].logprobs + 30, answer->logprobs, 50 * sizeof(float));
     serving_free(serving);
 }
 
@@ -282,24 +314,32 @@ static void stop_string_cuts_text_and_entries(void **state) {
     (void)state;
     struct serving *serving = serving_create(&(struct serving_options){0});
     struct request *request = case_request(7);
-    request->max_tokens = 100;
+    request->max_tokens = 200;
+    request->ignore_eos = true;
     struct call *full = submit(serving, request);
     serving_wait(serving, full);
     const char *text = full->answers[0].text;
-    /* A stop string out of the answer's middle: three whole characters that do not occur before. */
-    size_t at = full->answers[0].text_bytes / 2;
-    while (((unsigned char)text[at] & 0xc0) == 0x80)
-        at++;
-    size_t end = at;
-    for (int characters = 0; characters < 3; characters++)
+    /* A stop string out of the answer: three whole characters that do not occur before, some way in. */
+    size_t at = full->answers[0].text_bytes / 3, end;
+    char *stop = NULL;
+    do {
+        free(stop);
         do
-            end++;
-        while (((unsigned char)text[end] & 0xc0) == 0x80);
-    char *stop = strndup(text + at, end - at);
-    size_t expected = (size_t)(strstr(text, stop) - text);
+            at++;
+        while (((unsigned char)text[at] & 0xc0) == 0x80);
+        end = at;
+        for (int characters = 0; characters < 3; characters++)
+            do
+                end++;
+            while (((unsigned char)text[end] & 0xc0) == 0x80);
+        assert_true(end < full->answers[0].text_bytes);
+        stop = strndup(text + at, end - at);
+    } while (strlen(stop) != end - at || memmem(text, end, stop, end - at) != text + at);
+    size_t expected = at;
     for (int stream = 0; stream < 2; stream++) {
         request = case_request(7);
-        request->max_tokens = 100;
+        request->max_tokens = 200;
+        request->ignore_eos = true;
         request->stream = stream;
         request->stops = calloc(1, sizeof *request->stops);
         request->stops[0] = strdup(stop);
@@ -310,7 +350,9 @@ static void stop_string_cuts_text_and_entries(void **state) {
         assert_int_equal(answer->finish, FINISH_STOP);
         assert_int_equal(answer->text_bytes, expected);
         assert_memory_equal(answer->text, text, expected);
-        assert_true(answer->tokens_count < full->answers[0].tokens_count);
+        size_t base = full->answers[0].offsets[0];
+        assert_true(answer->offsets[answer->tokens_count - 1] < base + code_points(text, expected));
+        assert_true(full->answers[0].offsets[answer->tokens_count] >= base + code_points(text, expected));
         assert_memory_equal(answer->tokens, full->answers[0].tokens, answer->tokens_count * sizeof(int32_t));
     }
     free(stop);
@@ -335,7 +377,8 @@ static void bad_requests_are_refused(void **state) {
 
 static void full_queue_refuses(void **state) {
     (void)state;
-    struct serving *serving = serving_create(&(struct serving_options){.max_sequences = 1, .max_waiting = 2});
+    struct serving *serving =
+        serving_create(&(struct serving_options){.max_sequences = 1, .max_waiting = 2, .lockstep = true});
     struct call *running = submit(serving, serving_request(20, 1, 300));
     serving_wait_output(serving, running, 1);
     submit(serving, serving_request(5, 2, 2));
@@ -351,7 +394,8 @@ static void full_queue_refuses(void **state) {
 
 static void cancelling_ends_only_its_own_request(void **state) {
     (void)state;
-    struct serving *serving = serving_create(&(struct serving_options){.max_sequences = 2, .prefill_chunk = 4});
+    struct serving *serving =
+        serving_create(&(struct serving_options){.max_sequences = 2, .prefill_chunk = 4, .lockstep = true});
     struct request *decoding = serving_request(20, 1, 400), *prefilling = serving_request(400, 2, 50);
     decoding->ignore_eos = true;
     struct call *a = submit(serving, decoding);
@@ -396,6 +440,26 @@ static void stopping_ends_everything(void **state) {
         assert_true(calls[i]->answers[0].finish != FINISH_NONE);
     struct error error;
     assert_null(serving_submit(serving, serving_request(5, 4, 2), &error));
+    serving_free(serving);
+}
+
+/* Preemption takes from those admitted last: equal requests end in the order in which they came. */
+static void preempted_requests_keep_their_place(void **state) {
+    (void)state;
+    struct serving *serving = serving_create(&(struct serving_options){.kv_pages = 4 * 16});
+    struct call *calls[6];
+    for (uint32_t i = 0; i < 6; i++) {
+        struct request *request = serving_request(60, i, 120);
+        request->ignore_eos = true;
+        request->stream = false;
+        calls[i] = submit(serving, request);
+    }
+    serving_wait_all(serving);
+    for (uint32_t i = 1; i < 6; i++)
+        assert_true(calls[i]->first_event > calls[i - 1]->first_event);
+    struct scheduler_stats stats;
+    scheduler_get_stats(serving_scheduler(serving), &stats);
+    assert_true(stats.preemptions > 0);
     serving_free(serving);
 }
 
@@ -459,6 +523,8 @@ int main(void) {
         cmocka_unit_test(full_queue_refuses),
         cmocka_unit_test(cancelling_ends_only_its_own_request),
         cmocka_unit_test(stopping_ends_everything),
+        cmocka_unit_test(prompt_logprobs_equal_those_of_generation),
+        cmocka_unit_test(preempted_requests_keep_their_place),
         cmocka_unit_test(nothing_is_lost_under_stress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
