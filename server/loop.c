@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 enum {
+    RUNS_MAX = 4,  /* of MHD_run in one iteration */
     TICK_MS = 250, /* how often deadlines are looked at while there are connections */
     CONNECTION_MEMORY =
         1 << 16, /* of libmicrohttpd for one connection: headers and read buffer; http.h has our limits */
@@ -102,6 +103,7 @@ static void connection_closed(struct connection *connection) {
         connection->next->previous = connection->previous;
     if (loop->connections == NULL)
         uv_timer_stop(&loop->tick);
+    loop->run_due = true; /* at the connection limit the library accepts again only in its next run */
     connection_unwatch(connection);
     uv_close((uv_handle_t *)&connection->poll, connection_close_done);
 }
@@ -210,15 +212,17 @@ static void loop_before_poll(uv_prepare_t *prepare) {
     struct loop *loop = prepare->data;
     if (!loop->run_due)
         return;
-    loop->run_due = false;
-    MHD_run(loop->daemon);
-    unsigned long long wait_ms;
-    if (MHD_get_timeout(loop->daemon, &wait_ms) == MHD_YES) {
-        uv_update_time(&loop->uv);
-        uv_timer_start(&loop->library_timer, loop_timer_fired, wait_ms, 0);
-    } else {
-        uv_timer_stop(&loop->library_timer);
+    for (int i = 0; i < RUNS_MAX && loop->run_due; i++) {
+        loop->run_due = false;
+        MHD_run(loop->daemon);
     }
+    unsigned long long wait_ms = 0;
+    bool timed = loop->run_due || MHD_get_timeout(loop->daemon, &wait_ms) == MHD_YES;
+    uv_update_time(&loop->uv);
+    if (timed)
+        uv_timer_start(&loop->library_timer, loop_timer_fired, wait_ms, 0);
+    else
+        uv_timer_stop(&loop->library_timer);
 }
 
 static void loop_tick(uv_timer_t *timer) {

@@ -5,8 +5,8 @@
  *
  * How the two libraries are joined (facts of libmicrohttpd 0.9.75, external polling with MHD_USE_EPOLL):
  * - MHD_run does whatever is due without blocking. It is called once an iteration, just before libuv blocks, when the
- *   epoll descriptor was readable, MHD_get_timeout's time is over, or a connection was resumed; the timer is armed anew
- *   after each run.
+ *   epoll descriptor was readable, MHD_get_timeout's time is over, or a connection was resumed or closed (only its next
+ *   run accepts again after the connection limit was reached); the timer is armed anew after each run.
  * - A suspended connection is outside the library's epoll set and never times out; the library does not notice that its
  *   client left. So libuv watches its socket for a hang-up (EPOLLRDHUP). A client that only closes its sending half
  *   counts as gone.
