@@ -27,7 +27,6 @@ struct choice {
     enum choice_state state;
     struct sequence *sequence; /* NULL unless running */
     struct token_list generated;
-    uint64_t admitted; /* number of its first admission, for preemption order; 0 before */
     uint32_t cached_tokens;
     bool looked_up; /* its prompt was counted in the prefix statistics */
     double started_s;

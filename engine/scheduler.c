@@ -51,7 +51,6 @@ struct scheduler {
     struct choice **running; /* in order of admission, at most max_sequences */
     uint32_t running_count;
     uint32_t waiting_count;
-    uint64_t admissions;
     uint32_t heads;           /* layers * kv_heads: pages that a block of tokens takes */
     struct batch_item *items; /* [batch_rows] */
     struct choice **batched;  /* [batch_rows] the choice of each item */
@@ -259,15 +258,11 @@ static int start_choice(struct scheduler *s, struct choice *choice) {
     return 0;
 }
 
+/* The running list is in order of admission without sorting: only the last of it are preempted, and those come back
+ * before anything newer. */
 static void set_running(struct scheduler *s, struct choice *choice) {
     choice->state = CHOICE_RUNNING;
-    if (choice->admitted == 0)
-        choice->admitted = ++s->admissions;
-    /* Keeps the order of admission: a choice that was preempted goes back to its place. */
-    uint32_t at = s->running_count++;
-    for (; at > 0 && s->running[at - 1]->admitted > choice->admitted; at--)
-        s->running[at] = s->running[at - 1];
-    s->running[at] = choice;
+    s->running[s->running_count++] = choice;
 }
 
 /* A request that asks for nothing but its own prompt back needs no computing. */
