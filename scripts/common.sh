@@ -43,12 +43,12 @@ with_lock() {
 
 # missing_packages NAME...: prints those that are not installed.
 missing_packages() {
-  local package status installed=" "
+  local package status installed=" " separator=
   while read -r package status; do
     [ "$status" != installed ] || installed+="$package "
   done < <(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null)
   for package; do
-    case $installed in *" $package "*) ;; *) printf '%s ' "$package" ;; esac
+    case $installed in *" $package "*) ;; *) printf "%s%s" "$separator" "$package" && separator=" " ;; esac
   done
 }
 
