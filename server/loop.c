@@ -350,7 +350,9 @@ void loop_free(struct loop *loop) {
         MHD_stop_daemon(loop->daemon);
     }
     uv_walk(&loop->uv, loop_close_handle, NULL);
-    uv_run(&loop->uv, UV_RUN_DEFAULT); /* close callbacks, and work that is still on other threads */
+    /* Close callbacks, and work that is still on other threads. A loop_stop made meanwhile ends a run too early. */
+    while (uv_run(&loop->uv, UV_RUN_DEFAULT) != 0)
+        continue;
     uv_loop_close(&loop->uv);
     free(loop);
 }
