@@ -77,7 +77,8 @@ def test_bad_chats(server, body, param):
 
 def test_unknown_model(server):
     """Trap 31."""
-    for path, body in ((COMPLETION, {"prompt": "a"}), (CHAT, {"messages": USER}), ("/tokenize", {"prompt": "a"})):
+    for path, body in ((COMPLETION, {"prompt": "a", "max_tokens": 1}), (CHAT, {"messages": USER, "max_tokens": 1}),
+                       ("/tokenize", {"prompt": "a"})):
         server.post(path, {**body, "model": "gpt-4"}).expect_error(404, code="model_not_found", param="model")
         assert server.post(path, {**body, "model": server.model}).status == 200
     server.get("/v1/models/gpt-4").expect_error(404, code="model_not_found", param="model")
