@@ -1,5 +1,23 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "commands/bench.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `distillcache bench`: how fast this machine runs the model, by work:
+ *   prefill      --prefill tokens into an empty sequence, and the first token
+ *   decode       --decode steps for every batch of --batch and every depth of --depth: `batch` sequences, each with
+ *                `depth` cached tokens before the first step
+ *   first_token  a request of --prefill tokens through the idle scheduler, until its first token is delivered
+ *   admission    a request of one token through the idle scheduler, until its end is delivered; its phases say how long
+ *                it was queued and how long a cancellation takes
+ * Each is run once to warm up and once with the engine's profile (bytes, and with --profile the phases), then --pairs
+ * times for the figures, which are medians. With --peer every run of prefill and decode is paired with one of the peer,
+ * in alternating order, and `ratio` is the median of peer seconds / own seconds. Own decode and prefill seconds contain
+ * the logits and the choice of the most likely token; the peer's (scripts/peer_llama_cpp.py) the logits alone.
+ *
+ * read_bandwidth_fraction: bytes_per_step / step time, as a share of the bandwidth that a plain read of as many bytes
+ * reaches with the same threads in the same process.
+ *
+ * Output: a table, or with --json the document of bench_report.h, on standard output; messages on standard error.
+ */
+#include "commands/commands.h"
 
 #include "commands/bench_machine.h"
 #include "commands/bench_peer.h"
@@ -245,7 +263,7 @@ static int start_peer(struct bench *bench, struct error *error) {
     if (strcmp(config->peer, "llama-cpp-python") != 0)
         return error_set(error, ERROR_INVALID, "no peer '%s', there is: llama-cpp-python", config->peer);
     struct bench_peer_options options = {
-        .python = config->peer_python, .script = BENCH_PEER_SCRIPT, .model = config->model, .threads = bench->threads};
+        .python = config->peer_python, .model = config->model, .threads = bench->threads};
     bench->peer = bench_peer_start(&options, error);
     return bench->peer == NULL ? error->code : 0;
 }
@@ -317,5 +335,5 @@ int command_bench(const struct config *config) {
     if (code != 0)
         fprintf(stderr, "distillcache bench: %s\n", error.message);
     close_bench(&bench);
-    return code == 0 ? 0 : 1;
+    return code == 0 ? EXIT_OK : EXIT_FAILED;
 }

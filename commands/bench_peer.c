@@ -29,8 +29,9 @@ struct bench_peer {
 static int spawn_child(const struct bench_peer_options *options, int child_end, pid_t *pid) {
     char threads[16];
     snprintf(threads, sizeof threads, "%u", options->threads);
-    char *arguments[] = {(char *)options->python, (char *)options->script, "--model", (char *)options->model,
-        "--threads", threads, NULL};
+    const char *script = options->script != NULL ? options->script : BENCH_PEER_SCRIPT;
+    char *arguments[] = {
+        (char *)options->python, (char *)script, "--model", (char *)options->model, "--threads", threads, NULL};
     posix_spawn_file_actions_t actions;
     int code = posix_spawn_file_actions_init(&actions);
     if (code != 0)

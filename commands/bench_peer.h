@@ -21,7 +21,7 @@ struct bench_peer; /* opaque */
 
 struct bench_peer_options {
     const char *python; /* program, looked up in PATH */
-    const char *script;
+    const char *script; /* NULL: scripts/peer_llama_cpp.py of the source tree */
     const char *model;
     uint32_t threads;
 };

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`distillcache bench` on the real model, in sizes that take seconds: the shape of its document and what must hold
+between its figures. No test asserts a time.
+
+Needs DISTILLCACHE_TEST_MODEL and the program in DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
+"""
+import json
+import math
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
+MODEL = os.environ.get("DISTILLCACHE_TEST_MODEL", "")
+FAKE_PEER = ROOT / "tests/bench/fake_peer.py"
+KV_BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head width, keys and values, f16
+SMALL = ("--prefill", "40", "--decode", "4", "--batch", "1,3", "--depth", "0,256", "--pairs", "3")
+RUN_KEYS = {"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second", "step_ms", "phases", "bytes_per_step",
+            "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"}
+PHASES = {"embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample"}
+TIMEOUT_S = 300
+
+pytestmark = pytest.mark.skipif(not MODEL, reason="DISTILLCACHE_TEST_MODEL names no model")
+
+
+def run_bench(*options, **environment):
+    return subprocess.run([BUILD / "distillcache", "bench", "--model", MODEL, *options], timeout=TIMEOUT_S,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+
+def document(*options, **environment):
+    done = run_bench("--json", *options, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return document(*SMALL)
+
+
+def one(doc, work, batch=1, depth=None):
+    runs = [r for r in doc["runs"] if r["work"] == work and r["batch"] == batch and depth in (None, r["depth"])]
+    assert len(runs) == 1
+    return runs[0]
+
+
+def test_document_has_the_promised_shape(plain):
+    assert set(plain) == {"runs", "machine", "resident_bytes"}
+    works = [(run["work"], run["batch"], run["depth"]) for run in plain["runs"]]
+    assert works == [("prefill", 1, 40), ("decode", 1, 0), ("decode", 1, 256), ("decode", 3, 0), ("decode", 3, 256),
+                     ("first_token", 1, 40), ("admission", 1, 1)]
+    for run in plain["runs"]:
+        assert set(run) <= RUN_KEYS
+        assert run["kv_policy"] == "full" and run["kv_ratio"] == 1
+        assert run["tokens_per_second"] > 0 and run["step_ms"] > 0
+        assert math.isfinite(run["tokens_per_second"])
+
+
+def test_nothing_is_reported_that_was_not_measured(plain):
+    for run in plain["runs"]:
+        assert "ratio" not in run and "peer_tokens_per_second" not in run
+        engine_work = run["work"] in ("prefill", "decode")
+        assert ("bytes_per_step" in run) == ("read_bandwidth_fraction" in run) == engine_work
+        assert ("phases" in run) == (not engine_work)
+    assert "peer" not in plain["machine"]
+
+
+def test_step_time_and_rate_are_of_the_same_runs(plain):
+    for run in plain["runs"]:
+        tokens = {"decode": run["batch"], "prefill": 40, "first_token": 40, "admission": 1}[run["work"]]
+        assert run["tokens_per_second"] * run["step_ms"] == pytest.approx(1000 * tokens, rel=1e-6)
+
+
+def test_bytes_are_weights_plus_what_is_cached(plain):
+    weights = os.path.getsize(MODEL) - 2e6  # less the vocabulary's texts
+    empty = one(plain, "decode", 1, 0)["bytes_per_step"]
+    assert 0.95 * weights < empty < 1.25 * weights
+    for batch in (1, 3):
+        grown = one(plain, "decode", batch, 256)["bytes_per_step"] - one(plain, "decode", batch, 0)["bytes_per_step"]
+        assert grown == pytest.approx(batch * 256 * KV_BYTES_PER_TOKEN, rel=0.02)
+    # Three sequences read the weights once.
+    three = one(plain, "decode", 3, 0)["bytes_per_step"]
+    assert three - empty < 3 * 8 * KV_BYTES_PER_TOKEN
+
+
+def test_machine_is_described(plain):
+    machine = plain["machine"]
+    assert set(machine) == {"cpu", "cores", "features", "memory_bytes", "os", "compiler", "backend", "threads"}
+    assert machine["threads"] == machine["cores"] == len(os.sched_getaffinity(0))
+    assert "cpu" in machine["backend"]
+    assert machine["memory_bytes"] > 1 << 28
+    assert 50e6 < plain["resident_bytes"] < machine["memory_bytes"]
+
+
+def test_phases_cover_the_step():
+    doc = document("--prefill", "16", "--decode", "4", "--depth", "64", "--pairs", "1", "--profile", "--threads", "1")
+    assert doc["machine"]["threads"] == 1
+    for run in (one(doc, "decode"), one(doc, "prefill")):
+        assert set(run["phases"]) == PHASES
+        assert all(phase["seconds"] >= 0 for phase in run["phases"].values())
+        assert sum(phase["bytes"] for phase in run["phases"].values()) == pytest.approx(run["bytes_per_step"], rel=1e-3)
+    assert one(doc, "decode")["phases"]["logits"]["bytes"] > 20e6
+    requests = one(doc, "admission")["phases"]
+    assert set(requests) == {"queued", "prefill", "cancel"}
+    assert sum(requests[p]["seconds"] for p in ("queued", "prefill")) * 1e3 <= one(doc, "admission")["step_ms"] * 1.5
+
+
+def test_lower_tier_and_precision_are_taken():
+    doc = document("--prefill", "8", "--decode", "2", "--pairs", "1", "--cpu-features", "scalar")
+    assert "scalar" in doc["machine"]["backend"]
+
+
+def test_peer_is_paired_run_by_run(tmp_path):
+    log = tmp_path / "log"
+    doc = document(*SMALL, "--threads", "2", "--peer", "llama-cpp-python", "--peer-python", str(FAKE_PEER),
+                   FAKE_PEER_LOG=str(log))
+    arguments, *questions = log.read_text().splitlines()
+    assert arguments.endswith(f"scripts/peer_llama_cpp.py --model {MODEL} --threads 2")
+    expected = ["prefill 40"] + [f"decode 4 depth {d} batch {b}" for b in (1, 3) for d in (0, 256)]
+    assert questions == [question for question in expected for _ in range(4)]  # one to warm up, three pairs
+    assert doc["machine"]["peer"] == "fake peer, AVX = 0"
+    for run in doc["runs"]:
+        if run["work"] not in ("prefill", "decode"):
+            assert "ratio" not in run
+            continue
+        tokens, seconds = (40, 1000) if run["work"] == "prefill" else (4 * run["batch"], 2000)
+        assert run["peer_tokens_per_second"] == pytest.approx(tokens / seconds)
+        assert run["ratio"] == pytest.approx(run["tokens_per_second"] / run["peer_tokens_per_second"], rel=1e-6)
+
+
+def test_peer_that_dies_is_an_error_with_its_exit_code(tmp_path):
+    done = run_bench("--json", *SMALL, "--peer", "llama-cpp-python", "--peer-python", str(FAKE_PEER),
+                     FAKE_PEER_LOG=str(tmp_path / "log"), FAKE_PEER_DIES_AT="2")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "exit code 9" in done.stderr and "prefill 40" in done.stderr
+
+
+def test_peer_that_is_missing_is_an_error(tmp_path):
+    done = run_bench("--json", *SMALL, "--peer", "llama-cpp-python", "--peer-python", str(tmp_path / "python"))
+    assert done.returncode == 1 and done.stdout == ""
+    assert str(tmp_path / "python") in done.stderr
+    done = run_bench("--json", *SMALL, "--peer", "vllm")
+    assert done.returncode != 0 and "vllm" in done.stderr
+
+
+def test_work_that_does_not_fit_is_an_error_that_says_what():
+    done = run_bench("--json", "--prefill", "16", "--decode", "4", "--depth", "100000", "--pairs", "1")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "decode batch 1 depth 100000" in done.stderr
+    done = run_bench("--json", "--prefill", "16", "--decode", "4", "--depth", "2048", "--kv-memory", "16M", "--pairs", "1")
+    assert done.returncode == 1
+    assert "--kv-memory" in done.stderr
+
+
+def test_table_has_a_line_per_run():
+    done = run_bench("--prefill", "16", "--decode", "2", "--pairs", "1")
+    assert done.returncode == 0
+    for work in ("prefill", "decode", "first_token", "admission"):
+        assert sum(line.startswith(work + " ") for line in done.stdout.splitlines()) == 1
