@@ -64,7 +64,7 @@ static int prefill_peer(struct bench *bench, const struct bench_case *work, doub
 
 static int decode_own(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
     (void)bench;
-    return bench_decode_run(&work->decode, work->steps, seconds, error);
+    return bench_decode_run(&work->decode, seconds, error);
 }
 
 static int decode_peer(struct bench *bench, const struct bench_case *work, double *seconds, struct error *error) {
@@ -159,7 +159,7 @@ static int bench_decode_case(struct bench *bench, uint32_t batch, uint32_t depth
         .tokens = (uint64_t)steps * batch,
         .run_own = decode_own,
         .run_peer = decode_peer};
-    int code = bench_decode_prepare(&work.decode, bench->engine, batch, depth, error);
+    int code = bench_decode_prepare(&work.decode, bench->engine, batch, depth, steps, error);
     if (code == 0)
         code = measure_case(bench, &work, add_run(bench, "decode", batch, depth), error);
     bench_decode_free(&work.decode);

@@ -17,6 +17,23 @@ static int32_t fixed_token(const struct engine *engine, uint32_t sequence, uint3
     return (int32_t)(mixed % engine_model(engine)->shape.vocabulary);
 }
 
+/* Whether `sequences` empty sequences can have `tokens` tokens each: told before the first of them is computed. */
+static int check_fits(struct engine *engine, uint32_t sequences, uint64_t tokens, struct error *error) {
+    if (tokens > engine_tokens_max(engine))
+        return error_set(error, ERROR_CONTEXT, "%llu tokens are more than a sequence can have, %u",
+            (unsigned long long)tokens, engine_tokens_max(engine));
+    struct sequence *empty = sequence_create(engine);
+    if (empty == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a sequence");
+    uint64_t needed = (uint64_t)sequences * sequence_pages_needed(empty, (uint32_t)tokens);
+    sequence_free(empty);
+    uint32_t available = kv_cache_pages_free(engine_kv_cache(engine));
+    if (needed > available)
+        return error_set(
+            error, ERROR_PAGES, "%llu KV pages are needed, %u are free", (unsigned long long)needed, available);
+    return 0;
+}
+
 /* Appends `tokens` fixed tokens; the hidden row of the last one is asked for on demand. */
 static int fill(struct engine *engine, struct sequence *sequence, uint32_t number, uint32_t tokens, bool want_last,
     struct error *error) {
@@ -43,13 +60,16 @@ static int fill(struct engine *engine, struct sequence *sequence, uint32_t numbe
 static const struct sample_params greedy = {.temperature = 0, .top_p = 1, .forced = -1};
 
 int bench_prefill(struct engine *engine, uint32_t tokens, double *seconds, struct error *error) {
+    int code = check_fits(engine, 1, tokens, error);
+    if (code != 0)
+        return code;
     struct sequence *sequence = sequence_create(engine);
     if (sequence == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for a sequence");
     uint32_t row = 0;
     struct sample_result result;
     double start = bench_clock();
-    int code = fill(engine, sequence, 0, tokens, true, error);
+    code = fill(engine, sequence, 0, tokens, true, error);
     if (code == 0)
         code = engine_sample(engine, &row, &greedy, 1, &result, error);
     *seconds = bench_clock() - start;
@@ -57,9 +77,12 @@ int bench_prefill(struct engine *engine, uint32_t tokens, double *seconds, struc
     return code;
 }
 
-int bench_decode_prepare(
-    struct bench_decode *work, struct engine *engine, uint32_t batch, uint32_t depth, struct error *error) {
-    *work = (struct bench_decode){.engine = engine, .batch = batch, .depth = depth};
+int bench_decode_prepare(struct bench_decode *work, struct engine *engine, uint32_t batch, uint32_t depth,
+    uint32_t steps, struct error *error) {
+    *work = (struct bench_decode){.engine = engine, .batch = batch, .depth = depth, .steps = steps};
+    int code = check_fits(engine, batch, (uint64_t)depth + steps, error);
+    if (code != 0)
+        return code;
     if (batch > engine_batch_rows(engine))
         return error_set(error, ERROR_INVALID, "batch %u is over the %u rows of a step (--batch-tokens)", batch,
             engine_batch_rows(engine));
@@ -70,7 +93,7 @@ int bench_decode_prepare(
         work->filled[i] = sequence_create(engine);
         if (work->filled[i] == NULL)
             return error_set(error, ERROR_MEMORY, "no memory for sequence %u of %u", i + 1, batch);
-        int code = fill(engine, work->filled[i], i, depth, false, error);
+        code = fill(engine, work->filled[i], i, depth, false, error);
         if (code != 0)
             return code;
     }
@@ -133,11 +156,11 @@ static int decode_once(struct bench_decode *work, struct decode_step *step, uint
     return engine_sample(work->engine, step->rows, step->params, work->batch, step->results, error);
 }
 
-int bench_decode_run(struct bench_decode *work, uint32_t steps, double *seconds, struct error *error) {
+int bench_decode_run(struct bench_decode *work, double *seconds, struct error *error) {
     struct decode_step step = {0};
     int code = decode_step_create(&step, work, error);
     double start = bench_clock();
-    for (uint32_t i = 0; i < steps && code == 0; i++)
+    for (uint32_t i = 0; i < work->steps && code == 0; i++)
         code = decode_once(work, &step, i, error);
     *seconds = bench_clock() - start;
     decode_step_free(&step, work->batch);

@@ -18,16 +18,18 @@ int bench_prefill(struct engine *engine, uint32_t tokens, double *seconds, struc
 
 /* Decode: `batch` sequences of `depth` cached tokens each, in pages of their own (no prefix is shared between them, so
  * that attention reads what `batch` different requests would make it read). They are filled once; every run forks
- * them, decodes `steps` tokens in each, and drops the forks. */
+ * them, decodes `steps` tokens in each, and drops the forks. What cannot fit is refused before anything is computed:
+ * ERROR_CONTEXT, ERROR_PAGES. */
 struct bench_decode {
     struct engine *engine;
     uint32_t batch;
     uint32_t depth;
+    uint32_t steps;           /* of a run */
     struct sequence **filled; /* [batch] */
 };
-int bench_decode_prepare(
-    struct bench_decode *work, struct engine *engine, uint32_t batch, uint32_t depth, struct error *error);
-int bench_decode_run(struct bench_decode *work, uint32_t steps, double *seconds, struct error *error);
+int bench_decode_prepare(struct bench_decode *work, struct engine *engine, uint32_t batch, uint32_t depth,
+    uint32_t steps, struct error *error);
+int bench_decode_run(struct bench_decode *work, double *seconds, struct error *error);
 void bench_decode_free(struct bench_decode *work); /* also after a failed prepare */
 
 /* One request through the scheduler, in seconds. */

@@ -109,8 +109,8 @@ def test_phases_cover_the_step():
     assert sum(requests[p]["seconds"] for p in ("queued", "prefill")) * 1e3 <= one(doc, "admission")["step_ms"] * 1.5
 
 
-def test_lower_tier_and_precision_are_taken():
-    doc = document("--prefill", "8", "--decode", "2", "--pairs", "1", "--cpu-features", "scalar")
+def test_lower_tier_is_taken():
+    doc = document("--prefill", "2", "--decode", "1", "--pairs", "1", "--cpu-features", "scalar")
     assert "scalar" in doc["machine"]["backend"]
 
 
@@ -151,9 +151,13 @@ def test_work_that_does_not_fit_is_an_error_that_says_what():
     done = run_bench("--json", "--prefill", "16", "--decode", "4", "--depth", "100000", "--pairs", "1")
     assert done.returncode == 1 and done.stdout == ""
     assert "decode batch 1 depth 100000" in done.stderr
-    done = run_bench("--json", "--prefill", "16", "--decode", "4", "--depth", "2048", "--kv-memory", "16M", "--pairs", "1")
+    done = run_bench("--json", "--prefill", "16", "--decode", "4", "--batch", "3", "--depth", "256", "--kv-memory", "16M",
+                     "--pairs", "1")
     assert done.returncode == 1
-    assert "--kv-memory" in done.stderr
+    assert "decode batch 3 depth 256" in done.stderr and "--kv-memory" in done.stderr
+    done = run_bench("--json", "--prefill", "100000")
+    assert done.returncode == 1
+    assert "prefill" in done.stderr and "100000" in done.stderr
 
 
 def test_table_has_a_line_per_run():
