@@ -2,10 +2,10 @@
  *
  * Inside the CPU backend: its state, the instruction-set tiers, and one table of kernels per operation family.
  *
- * Each family has a table of function pointers. Its init starts from the scalar version and overwrites tier by tier
- * (scalar, AVX2 + FMA + F16C, AVX-512 F/BW/VL/DQ/VNNI), returning at the first tier that the machine or the option
- * --cpu-features lacks. A tier's file is built into a static library with its own flags and must not be entered
- * otherwise. The operations (cpu_*) split work over threads and call kernels; they have the signatures of backend.h.
+ * Each family has a table of function pointers per tier (scalar, AVX2 + FMA + F16C, AVX-512 F/BW/VL/DQ/VNNI);
+ * backend_cpu_open takes those of the highest tier that the machine and the option --cpu-features allow. A tier's file
+ * is built into a static library with its own flags and must not be entered otherwise. The operations (cpu_*) split
+ * work over threads and call kernels; they have the signatures of backend.h.
  */
 #ifndef ENGINE_CPU_CPU_H
 #define ENGINE_CPU_CPU_H

@@ -11,6 +11,11 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Bytes by which weights are asked for in advance when there are PREFETCH_ROWS or more: then arithmetic outlasts what
+ * the processor's own prefetching looks ahead; with fewer rows it only gets in the way. Past a strip lies the next one.
+ */
+enum { PREFETCH_AHEAD = 2560, PREFETCH_ROWS = 4 };
+
 INLINE __m512i broadcast_int(const void *from) {
     int32_t value;
     memcpy(&value, from, sizeof value);
@@ -86,6 +91,9 @@ INLINE void multiply_blocks(const struct linear_tile *tile, enum linear_format f
 
     for (uint32_t step = 0; step < tile->steps; step++, strip += step_bytes, x += rows) {
         const uint16_t *scales = (const uint16_t *)(strip + groups * 128);
+#pragma GCC unroll 17
+        for (size_t at = 0; at < step_bytes && rows >= PREFETCH_ROWS; at += 64)
+            _mm_prefetch(strip + PREFETCH_AHEAD + at, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (uint32_t half = 0; half < 2; half++) {
             __m512i dot[LINEAR_PANEL];

@@ -26,22 +26,22 @@ struct worker {
     pthread_t handle;
 };
 
+/* What every job writes is in one line of the caches, what threads spin on apart from it is hardly ever written. */
 struct thread_pool {
-    uint32_t size;
-    uint32_t started; /* workers that run */
-    struct worker *workers;
-
-    /* The job. Written by the caller while no chunk is out. */
-    thread_work work;
+    _Alignas(64) _Atomic uint64_t ticket; /* job number << 32 | chunks not yet taken */
+    _Atomic uint32_t pending;             /* chunks not yet done; the caller sleeps on it */
+    _Atomic uint32_t caller_sleeps;
+    thread_work work; /* the job; written by the caller while no chunk is out */
     void *context;
     uint32_t chunks;
 
-    _Alignas(64) _Atomic uint64_t ticket;  /* job number << 32 | chunks not yet taken */
-    _Alignas(64) _Atomic uint32_t pending; /* chunks not yet done; the caller sleeps on it */
-    _Alignas(64) _Atomic uint32_t wake;    /* changes with every job; workers sleep on it */
-    _Atomic uint32_t sleepers;             /* workers that sleep or are about to */
-    _Atomic uint32_t caller_sleeps;
-    _Atomic bool stop;
+    _Alignas(64) _Atomic uint32_t wake; /* workers sleep on it */
+    _Atomic uint32_t sleepers;          /* workers that sleep or are about to */
+
+    _Alignas(64) _Atomic bool stop;
+    uint32_t size;
+    uint32_t started; /* workers that run */
+    struct worker *workers;
 };
 
 static void spin_pause(void) {
@@ -60,16 +60,27 @@ static void futex_wake(_Atomic uint32_t *word, int count) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
 
-/* Takes and does one chunk; false when there is none. */
-static bool take_chunk(struct thread_pool *pool, uint32_t thread) {
+/* Takes one chunk; false when there is none. */
+static bool take_chunk(struct thread_pool *pool, uint32_t *chunk) {
     uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
     do {
         if ((uint32_t)ticket == 0)
             return false;
     } while (!atomic_compare_exchange_weak_explicit(
         &pool->ticket, &ticket, ticket - 1, memory_order_acquire, memory_order_acquire));
-    pool->work(pool->context, pool->chunks - (uint32_t)ticket, thread);
-    uint32_t left = atomic_fetch_sub(&pool->pending, 1) - 1;
+    *chunk = pool->chunks - (uint32_t)ticket;
+    return true;
+}
+
+/* Does chunks until there are none, and then says how many it did: as long as it did not, the job stays. */
+static bool do_chunks(struct thread_pool *pool, uint32_t thread) {
+    uint32_t chunk;
+    uint32_t done = 0;
+    for (; take_chunk(pool, &chunk); done++)
+        pool->work(pool->context, chunk, thread);
+    if (done == 0)
+        return false;
+    uint32_t left = atomic_fetch_sub(&pool->pending, done) - done;
     if (left == 0 && atomic_load(&pool->caller_sleeps))
         futex_wake(&pool->pending, 1);
     return true;
@@ -96,16 +107,18 @@ static void *worker_main(void *argument) {
     struct worker *worker = argument;
     struct thread_pool *pool = worker->pool;
     while (!atomic_load(&pool->stop)) {
-        if (!take_chunk(pool, worker->thread))
+        if (!do_chunks(pool, worker->thread))
             wait_for_work(pool);
     }
     return NULL;
 }
 
+/* A worker that this does not see announces itself later, and then looks for work once more before it sleeps. */
 static void wake_workers(struct thread_pool *pool) {
+    if (atomic_load(&pool->sleepers) == 0)
+        return;
     atomic_fetch_add(&pool->wake, 1);
-    if (atomic_load(&pool->sleepers) > 0)
-        futex_wake(&pool->wake, (int)pool->size);
+    futex_wake(&pool->wake, (int)pool->size);
 }
 
 static void wait_until_done(struct thread_pool *pool) {
@@ -134,8 +147,7 @@ void thread_pool_run(struct thread_pool *pool, uint32_t chunks, thread_work work
     uint64_t job = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> 32) + 1;
     atomic_store(&pool->ticket, job << 32 | chunks);
     wake_workers(pool);
-    while (take_chunk(pool, 0)) {
-    }
+    do_chunks(pool, 0);
     wait_until_done(pool);
 }
 
