@@ -59,9 +59,10 @@ struct attend_workspace {
 struct attend_pages {
     uint32_t count;
     const char *pages[ATTEND_PAGES];
-    uint16_t seen[ATTEND_PAGES]; /* slots that the last token sees; earlier tokens see no others */
-    bool uniform[ATTEND_PAGES];  /* the first token sees them too */
-    uint32_t used[ATTEND_PAGES]; /* slots before the end of the sequence, as a mask */
+    const char *ahead[ATTEND_PAGES]; /* what the kernels read next, to be fetched meanwhile */
+    uint16_t seen[ATTEND_PAGES];     /* slots that the last token sees; earlier tokens see no others */
+    bool uniform[ATTEND_PAGES];      /* the first token sees them too */
+    uint32_t used[ATTEND_PAGES];     /* slots before the end of the sequence, as a mask */
 };
 
 const struct attend_kernels *cpu_attend_kernels(enum cpu_tier tier) {
@@ -91,6 +92,10 @@ void cpu_attend_scratch_free(struct cpu_backend *cpu) {
     free(scratch->partials);
     free(scratch);
     cpu->attend_scratch = NULL;
+}
+
+static uint32_t divide_up(uint32_t a, uint32_t b) {
+    return a / b + (a % b != 0);
 }
 
 static uint32_t block_rows(const struct attend_block *block) {
@@ -149,6 +154,35 @@ static void split_find_pages(
     }
 }
 
+/* After the keys of a split its values are read. */
+static void split_expect_values(const struct attend_job *job, struct attend_pages *found) {
+    for (uint32_t i = 0; i < found->count; i++)
+        found->ahead[i] = kv_page_values(job->layout, (char *)found->pages[i]);
+}
+
+/* After the values of a split the keys of the next are read, most likely of the next head or sequence after the last
+ * one. The positions there are fetched now: they come first. */
+static void split_expect_keys(
+    const struct attend_job *job, const struct attend_block *block, uint32_t split, struct attend_pages *found) {
+    const struct kv_head_view *view = block_view(job, block);
+    const struct kv_head_view *last = job->batch->views + job->batch->items_count * job->layout->kv_heads - 1;
+    uint32_t first = (split + 1) * ATTEND_PAGES;
+    if (first >= divide_up(view->slots, KV_PAGE_SLOTS) && view < last) {
+        view++;
+        first = 0;
+    }
+    uint32_t pages = divide_up(view->slots, KV_PAGE_SLOTS);
+    size_t values_at = (size_t)job->layout->head_dim * KV_PAGE_SLOTS * kv_number_bytes(job->layout->format);
+    for (uint32_t i = 0; i < found->count; i++) {
+        const char *page = found->pages[0]; /* is there already */
+        if (first + i < pages) {
+            page = kv_pool_page(job->batch->pool, view->pages[first + i]);
+            __builtin_prefetch(kv_page_positions(job->layout, (char *)page), 0, 2);
+        }
+        found->ahead[i] = (const char *)((uintptr_t)page - values_at); /* to which the kernels add the same */
+    }
+}
+
 /* The slots that one token sees. Returns false when it sees none. */
 static bool token_masks(const struct attend_job *job, const struct attend_block *block, uint32_t token,
     const struct attend_pages *found, uint16_t masks[ATTEND_PAGES]) {
@@ -173,15 +207,15 @@ static void split_weigh(const struct attend_job *job, const struct attend_block 
         uint32_t end = page + 1;
         while (end < found->count && found->uniform[end] == found->uniform[page])
             end++;
-        const char *const *pages = found->pages + page;
+        const char *const *pages = found->pages + page, *const *ahead = found->ahead + page;
         if (found->uniform[page]) {
-            job->format->weigh(p + page * KV_PAGE_SLOTS, block_rows(block), job->stride, dim, pages, found->seen + page,
-                end - page, o);
+            job->format->weigh(p + page * KV_PAGE_SLOTS, block_rows(block), job->stride, dim, pages, ahead,
+                found->seen + page, end - page, o);
         } else {
             for (uint32_t token = 0; token < block->tokens; token++) {
                 size_t row = token * block->group;
                 job->format->weigh(p + row * ATTEND_SPLIT + page * KV_PAGE_SLOTS, block->group, job->stride, dim, pages,
-                    masks[token] + page, end - page, o + row * job->stride);
+                    ahead, masks[token] + page, end - page, o + row * job->stride);
             }
         }
         page = end;
@@ -197,7 +231,8 @@ static bool split_run(const struct attend_job *job, const struct attend_block *b
     if (found.count == 0)
         return false;
     uint32_t rows = block_rows(block), dim = job->layout->head_dim;
-    job->format->scores(workspace->q, rows, dim, dim, found.pages, found.count, workspace->scores);
+    split_expect_values(job, &found);
+    job->format->scores(workspace->q, rows, dim, dim, found.pages, found.ahead, found.count, workspace->scores);
     for (uint32_t token = 0; token < block->tokens; token++) {
         bool sees = token_masks(job, block, token, &found, masks[token]);
         for (uint32_t g = 0; g < block->group; g++) {
@@ -210,6 +245,7 @@ static bool split_run(const struct attend_job *job, const struct attend_block *b
         }
     }
     memset(partial->o, 0, (size_t)rows * job->stride * sizeof(float));
+    split_expect_keys(job, block, split, &found);
     split_weigh(job, block, &found, masks, workspace->scores, partial->o);
     return true;
 }
@@ -321,10 +357,6 @@ static struct attend_shape attend_shape(const struct attend_job *job) {
     if (group >= ATTEND_ROWS)
         return (struct attend_shape){group, ATTEND_ROWS, 1};
     return (struct attend_shape){group, group, ATTEND_ROWS / group};
-}
-
-static uint32_t divide_up(uint32_t a, uint32_t b) {
-    return a / b + (a % b != 0);
 }
 
 static uint32_t item_blocks(const struct attend_job *job, struct attend_shape shape, uint32_t item) {

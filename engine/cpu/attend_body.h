@@ -26,7 +26,7 @@ ATTEND_INLINE struct lanes attend_load(enum kv_format format, const char *from, 
 
 /* Scores of R rows against V pages. */
 ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32_t V, const float *q, uint32_t stride,
-    uint32_t dim, const char *const *pages, float *scores) {
+    uint32_t dim, const char *const *pages, const char *const *ahead, float *scores) {
     struct lanes sums[LANES_BLOCK_ROWS][LANES_BLOCK_VECTORS];
     for (uint32_t r = 0; r < R; r++) {
         for (uint32_t v = 0; v < V; v++)
@@ -34,8 +34,10 @@ ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32
     }
     for (uint32_t c = 0; c < dim; c++) {
         struct lanes keys[LANES_BLOCK_VECTORS];
-        for (uint32_t v = 0; v < V; v++)
+        for (uint32_t v = 0; v < V; v++) {
             keys[v] = attend_load(format, pages[v], (size_t)c * LANES);
+            __builtin_prefetch(ahead[v] + (size_t)c * LANES * kv_number_bytes(format), 0, 2);
+        }
         for (uint32_t r = 0; r < R; r++) {
             struct lanes query = lanes_set(q[r * stride + c]);
             for (uint32_t v = 0; v < V; v++)
@@ -50,45 +52,47 @@ ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32
 
 /* R rows against all pages. */
 ATTEND_INLINE void attend_scores_rows(enum kv_format format, uint32_t R, const float *q, uint32_t stride, uint32_t dim,
-    const char *const *pages, uint32_t count, float *scores) {
+    const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {
     uint32_t page = 0;
     for (; page + LANES_BLOCK_VECTORS <= count; page += LANES_BLOCK_VECTORS)
-        attend_scores_block(format, R, LANES_BLOCK_VECTORS, q, stride, dim, pages + page, scores + page * LANES);
+        attend_scores_block(
+            format, R, LANES_BLOCK_VECTORS, q, stride, dim, pages + page, ahead + page, scores + page * LANES);
     for (; page < count; page++)
-        attend_scores_block(format, R, 1, q, stride, dim, pages + page, scores + page * LANES);
+        attend_scores_block(format, R, 1, q, stride, dim, pages + page, ahead + page, scores + page * LANES);
 }
 
 ATTEND_INLINE void attend_scores(enum kv_format format, const float *q, uint32_t rows, uint32_t stride, uint32_t dim,
-    const char *const *pages, uint32_t count, float *scores) {
+    const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {
     uint32_t row = 0;
     for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
         attend_scores_rows(
-            format, LANES_BLOCK_ROWS, q + row * stride, stride, dim, pages, count, scores + row * ATTEND_SPLIT);
+            format, LANES_BLOCK_ROWS, q + row * stride, stride, dim, pages, ahead, count, scores + row * ATTEND_SPLIT);
     }
     q += row * stride;
     scores += row * ATTEND_SPLIT;
-    switch (rows - row) {
+    switch (rows - row) { /* less than LANES_BLOCK_ROWS: the cases above that are never entered */
     case 5:
-        attend_scores_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, q, stride, dim, pages, count, scores);
+        attend_scores_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, q, stride, dim, pages, ahead, count, scores);
         break;
     case 4:
-        attend_scores_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, q, stride, dim, pages, count, scores);
+        attend_scores_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, q, stride, dim, pages, ahead, count, scores);
         break;
     case 3:
-        attend_scores_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, q, stride, dim, pages, count, scores);
+        attend_scores_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, q, stride, dim, pages, ahead, count, scores);
         break;
     case 2:
-        attend_scores_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, q, stride, dim, pages, count, scores);
+        attend_scores_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, q, stride, dim, pages, ahead, count, scores);
         break;
     case 1:
-        attend_scores_rows(format, 1, q, stride, dim, pages, count, scores);
+        attend_scores_rows(format, 1, q, stride, dim, pages, ahead, count, scores);
         break;
     }
 }
 
 /* V vectors of o for R rows, starting at channel `from` of the values. */
 ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_t V, const float *p, uint32_t stride,
-    uint32_t dim, uint32_t from, const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {
+    uint32_t dim, uint32_t from, const char *const *pages, const char *const *ahead, const uint16_t *masks,
+    uint32_t count, float *o) {
     size_t values_at = (size_t)dim * LANES + from;
     struct lanes sums[LANES_BLOCK_ROWS][LANES_BLOCK_VECTORS];
     for (uint32_t r = 0; r < R; r++) {
@@ -99,8 +103,11 @@ ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_
         for (uint32_t mask = masks[page]; mask != 0; mask &= mask - 1) {
             uint32_t slot = (uint32_t)__builtin_ctz(mask);
             struct lanes values[LANES_BLOCK_VECTORS];
+            size_t at = values_at + (size_t)slot * dim;
             for (uint32_t v = 0; v < V; v++)
-                values[v] = attend_load(format, pages[page], values_at + (size_t)slot * dim + v * LANES);
+                values[v] = attend_load(format, pages[page], at + v * LANES);
+            for (uint32_t line = 0; line < V * LANES * kv_number_bytes(format); line += 64)
+                __builtin_prefetch(ahead[page] + at * kv_number_bytes(format) + line, 0, 2);
             for (uint32_t r = 0; r < R; r++) {
                 struct lanes weight = lanes_set(p[r * ATTEND_SPLIT + page * LANES + slot]);
                 for (uint32_t v = 0; v < V; v++)
@@ -117,38 +124,38 @@ ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_
 /* R rows, all channels. The last vector of a slot may reach past its channels: into the next slot's, or, in the last
  * slot, into the positions, which take 64 bytes as one vector of floats does. Those lanes of o are never used. */
 ATTEND_INLINE void attend_weigh_rows(enum kv_format format, uint32_t R, const float *p, uint32_t stride, uint32_t dim,
-    const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {
+    const char *const *pages, const char *const *ahead, const uint16_t *masks, uint32_t count, float *o) {
     uint32_t from = 0;
     for (; from + LANES_BLOCK_VECTORS * LANES <= stride; from += LANES_BLOCK_VECTORS * LANES)
-        attend_weigh_block(format, R, LANES_BLOCK_VECTORS, p, stride, dim, from, pages, masks, count, o);
+        attend_weigh_block(format, R, LANES_BLOCK_VECTORS, p, stride, dim, from, pages, ahead, masks, count, o);
     for (; from < dim; from += LANES)
-        attend_weigh_block(format, R, 1, p, stride, dim, from, pages, masks, count, o);
+        attend_weigh_block(format, R, 1, p, stride, dim, from, pages, ahead, masks, count, o);
 }
 
 ATTEND_INLINE void attend_weigh(enum kv_format format, const float *p, uint32_t rows, uint32_t stride, uint32_t dim,
-    const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {
+    const char *const *pages, const char *const *ahead, const uint16_t *masks, uint32_t count, float *o) {
     uint32_t row = 0;
     for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
-        attend_weigh_rows(
-            format, LANES_BLOCK_ROWS, p + row * ATTEND_SPLIT, stride, dim, pages, masks, count, o + row * stride);
+        attend_weigh_rows(format, LANES_BLOCK_ROWS, p + row * ATTEND_SPLIT, stride, dim, pages, ahead, masks, count,
+            o + row * stride);
     }
     p += row * ATTEND_SPLIT;
     o += row * stride;
-    switch (rows - row) {
+    switch (rows - row) { /* as in attend_scores */
     case 5:
-        attend_weigh_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, p, stride, dim, pages, masks, count, o);
+        attend_weigh_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 4:
-        attend_weigh_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, p, stride, dim, pages, masks, count, o);
+        attend_weigh_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 3:
-        attend_weigh_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, p, stride, dim, pages, masks, count, o);
+        attend_weigh_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 2:
-        attend_weigh_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, p, stride, dim, pages, masks, count, o);
+        attend_weigh_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 1:
-        attend_weigh_rows(format, 1, p, stride, dim, pages, masks, count, o);
+        attend_weigh_rows(format, 1, p, stride, dim, pages, ahead, masks, count, o);
         break;
     }
 }
@@ -220,12 +227,12 @@ static float attend_exp(float x) {
 /* The kernels of one format, under names of their own. */
 #define ATTEND_FORMAT(name, format)                                                                                    \
     static void attend_scores_##name(const float *q, uint32_t rows, uint32_t stride, uint32_t dim,                     \
-        const char *const *pages, uint32_t count, float *scores) {                                                     \
-        attend_scores(format, q, rows, stride, dim, pages, count, scores);                                             \
+        const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {                           \
+        attend_scores(format, q, rows, stride, dim, pages, ahead, count, scores);                                      \
     }                                                                                                                  \
     static void attend_weigh_##name(const float *p, uint32_t rows, uint32_t stride, uint32_t dim,                      \
-        const char *const *pages, const uint16_t *masks, uint32_t count, float *o) {                                   \
-        attend_weigh(format, p, rows, stride, dim, pages, masks, count, o);                                            \
+        const char *const *pages, const char *const *ahead, const uint16_t *masks, uint32_t count, float *o) {         \
+        attend_weigh(format, p, rows, stride, dim, pages, ahead, masks, count, o);                                     \
     }                                                                                                                  \
     static void attend_narrow_##name(const float *x, uint32_t count, void *out) {                                      \
         attend_narrow(format, x, count, out);                                                                          \

@@ -348,14 +348,20 @@ static void case_append_rounding(struct parity *parity) {
 struct timed {
     struct parity *parity;
     struct kv_batch batch;
+    const struct kv_head_view *views; /* [layers][items][KV heads] */
+    uint32_t layers, layer;
     uint32_t heads;
     float *qkv;
     float *out;
     const struct rope_params *rope;
 };
 
+/* Each call works on the next layer, as in a model: nothing of it is in the caches when there are many. */
 static void work_attend(void *context) {
     struct timed *timed = context;
+    timed->layer = (timed->layer + 1) % timed->layers;
+    timed->batch.views =
+        timed->views + (size_t)timed->layer * timed->batch.items_count * timed->batch.pool->layout.kv_heads;
     timed->parity->operations->attend(timed->parity->backend, &timed->batch, timed->heads, timed->qkv, timed->out);
 }
 
@@ -365,25 +371,26 @@ static void work_append(void *context) {
         timed->parity->backend, &timed->batch, timed->rope, timed->heads, timed->qkv);
 }
 
-/* One layer of SmolLM2-135M: 9 query heads, 3 KV heads, d = 64. The pool holds `layers` such layers, which are used in
- * turn, so that decoding reads from memory as it does in a model. */
-static void time_attend(struct parity *parity, uint32_t items_count, uint32_t rows, uint32_t depth) {
+/* Layers of SmolLM2-135M: 9 query heads, 3 KV heads, d = 64. */
+static void time_attend(struct parity *parity, enum kv_format format, uint32_t layers, uint32_t items_count,
+    uint32_t rows, uint32_t depth) {
     enum { HEADS = 9, KV_HEADS = 3, DIM = 64 };
-    struct kv_layout layout = {1, KV_HEADS, DIM, KV_F16};
-    uint32_t table_pages = (depth + rows + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS, tables = items_count * KV_HEADS;
+    struct kv_layout layout = {1, KV_HEADS, DIM, format};
+    uint32_t table_pages = (depth + rows + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS, tables = items_count * KV_HEADS * layers;
     struct kv_pool pool = {NULL, page_bytes(&layout), layout};
     struct reference_pool image = {parity_host(tables * table_pages * pool.page_bytes), pool.page_bytes, layout};
     uint32_t *table = parity_host(tables * table_pages * sizeof *table);
     struct kv_item *items = parity_host(items_count * sizeof *items);
     struct kv_head_view *views = parity_host(tables * sizeof *views);
+    for (uint32_t item = 0; item < items_count; item++)
+        items[item] = (struct kv_item){item * rows, rows, depth};
     for (uint32_t view = 0; view < tables; view++) {
         uint32_t *pages = table + view * table_pages;
         for (uint32_t i = 0; i < table_pages; i++)
-            pages[i] = i * tables + view; /* the heads of a sequence grow together */
+            pages[i] = i * tables + view; /* all heads grow together */
         for (uint32_t slot = 0; slot < depth + rows; slot++)
             *reference_position(&image, pages[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS) = (int32_t)slot;
         views[view] = (struct kv_head_view){pages, depth + rows, depth};
-        items[view / KV_HEADS] = (struct kv_item){view / KV_HEADS * rows, rows, depth};
     }
     pool.base = parity_upload(parity, image.image, tables * table_pages * pool.page_bytes);
     size_t count = (size_t)items_count * rows * (HEADS + 2 * KV_HEADS) * DIM;
@@ -392,13 +399,21 @@ static void time_attend(struct parity *parity, uint32_t items_count, uint32_t ro
     for (uint32_t pair = 0; pair < DIM / 2; pair++)
         inverse_freq[pair] = (float)pow(10000, -2.0 * pair / DIM);
     struct rope_params rope = {DIM, inverse_freq};
-    struct timed timed = {parity, {&pool, items, items_count, views}, HEADS,
-        parity_upload(parity, qkv, count * sizeof *qkv), parity_upload(parity, NULL, count * sizeof *qkv), &rope};
+    struct timed timed = {.parity = parity,
+        .batch = {&pool, items, items_count, views},
+        .views = views,
+        .layers = layers,
+        .heads = HEADS,
+        .qkv = parity_upload(parity, qkv, count * sizeof *qkv),
+        .out = parity_upload(parity, NULL, count * sizeof *qkv),
+        .rope = &rope};
     double seen = (double)rows * depth + 0.5 * rows * (rows + 1); /* (row, slot) pairs of one sequence */
-    double bytes = (double)tables * (depth + rows) * 2 * DIM * 2;
-    parity_time(parity, work_append, &timed, 0, 0, "append %u sequences, %u rows, depth %u", items_count, rows, depth);
+    double bytes = (double)items_count * KV_HEADS * (depth + rows) * 2 * DIM * (double)reference_number_bytes(format);
+    const char *name = format == KV_F32 ? "f32" : format == KV_F16 ? "f16" : "bf16";
+    if (layers == 1)
+        parity_time(parity, work_append, &timed, 0, 0, "append %u sequences, %u rows", items_count, rows);
     parity_time(parity, work_attend, &timed, rows == 1 ? bytes : 0, seen * items_count * HEADS * DIM * 2,
-        "attend %u sequences, %u rows, depth %u", items_count, rows, depth);
+        "attend %s, %u sequences, %u rows, depth %u, %u layers", name, items_count, rows, depth, layers);
     parity_release(parity, timed.qkv);
     parity_release(parity, timed.out);
     parity_release(parity, pool.base);
@@ -410,12 +425,17 @@ static void time_attend(struct parity *parity, uint32_t items_count, uint32_t ro
 }
 
 static void time_attend_all(struct parity *parity) {
-    time_attend(parity, 1, 1, 512);
-    time_attend(parity, 1, 1, 7168);
-    time_attend(parity, 8, 1, 512);
-    time_attend(parity, 8, 1, 7168);
-    time_attend(parity, 1, 512, 0);
-    time_attend(parity, 1, 512, 1024);
+    for (enum kv_format format = KV_F32; format <= KV_BF16; format++) {
+        time_attend(parity, format, 1, 1, 1, 512);
+        time_attend(parity, format, 1, 1, 1, 7168);
+        time_attend(parity, format, 1, 1, 512, 0);
+    }
+    time_attend(parity, KV_F16, 30, 1, 1, 512);
+    time_attend(parity, KV_F16, 30, 1, 1, 7168);
+    time_attend(parity, KV_F16, 30, 8, 1, 512);
+    time_attend(parity, KV_F16, 4, 8, 1, 7168);
+    time_attend(parity, KV_F16, 1, 1, 64, 1024);
+    time_attend(parity, KV_F16, 1, 1, 512, 1024);
 }
 
 const struct parity_case parity_attend_cases[] = {
