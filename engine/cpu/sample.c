@@ -82,14 +82,14 @@ static float row_maximum(const struct row *row) {
     return maximum;
 }
 
-/* Mass and number of the logits >= lowest. */
-static struct vector_tail row_tail(const struct row *row, float lowest) {
+/* Mass and number of the logits that are >= low and < high. */
+static struct vector_tail row_tail(const struct row *row, float low, float high) {
     float buffer[PIECE];
     struct vector_tail sum = {0, 0};
     for (uint32_t first = 0; first < row->vocabulary; first += PIECE) {
         uint32_t count = piece_length(first, row->vocabulary);
         const float *piece = row_piece(row, first, count, buffer);
-        struct vector_tail tail = row->kernels->tail(piece, count, row->maximum, row->scale, lowest);
+        struct vector_tail tail = row->kernels->tail(piece, count, row->maximum, row->scale, low, high);
         sum.mass += tail.mass;
         sum.count += tail.count;
     }
@@ -143,12 +143,16 @@ struct band {
     struct vector_tail all;   /* of the logits >= low */
 };
 
+static struct vector_tail tail_join(struct vector_tail a, struct vector_tail b) {
+    return (struct vector_tail){a.mass + b.mass, a.count + b.count};
+}
+
 /* Finds limits around the member at which the measure of the ranks reaches goal. Returns false when it never does. */
 static bool band_find(const struct row *row, enum measure measure, double goal, struct band *band) {
     float step = measure == MEASURE_MASS ? 1 / row->scale : 1;
     *band = (struct band){.low = row->maximum, .high = next_above(row->maximum)};
     for (;; step *= 2) {
-        band->all = row_tail(row, band->low);
+        band->all = tail_join(band->above, row_tail(row, band->low, band->high));
         if (measured(measure, band->all) >= goal)
             break;
         if (band->low == -FLT_MAX)
@@ -165,7 +169,7 @@ static bool band_find(const struct row *row, enum measure measure, double goal, 
             continue;
         if (!(limit > band->low && limit < band->high))
             break; /* neighbours: all logits of the band are equal */
-        struct vector_tail tail = row_tail(row, limit);
+        struct vector_tail tail = tail_join(band->above, row_tail(row, limit, band->high));
         if (measured(measure, tail) >= goal) {
             band->low = limit;
             band->all = tail;
@@ -203,7 +207,8 @@ static struct cut cut_find(const struct row *row, enum measure measure, double g
     double reached = measured(measure, band.above);
     if (band.all.count - band.above.count > BAND) { /* equal logits: ranked by id */
         float value = band.low;
-        double each = measure == MEASURE_MASS ? row->kernels->tail(&value, 1, row->maximum, row->scale, value).mass : 1;
+        double each =
+            measure == MEASURE_MASS ? row->kernels->tail(&value, 1, row->maximum, row->scale, value, INFINITY).mass : 1;
         for (uint32_t id = 0; reached < goal; reached += each) {
             id = row_find(row, id, band.low, band.high, &value);
             if (id == row->vocabulary)
@@ -240,7 +245,7 @@ static uint32_t cut_walk(const struct row *row, struct cut cut, double goal, dou
         uint32_t count = piece_length(first, ties ? cut.tie_end : row->vocabulary);
         float lowest = ties ? cut.value : next_above(cut.value);
         const float *piece = row_piece(row, first, count, buffer);
-        double mass = row->kernels->tail(piece, count, row->maximum, row->scale, lowest).mass;
+        double mass = row->kernels->tail(piece, count, row->maximum, row->scale, lowest, INFINITY).mass;
         if (*sum + mass > goal) {
             row->kernels->weights(piece, count, row->maximum, row->scale, lowest, weights);
             uint32_t chosen = 0;
@@ -343,7 +348,7 @@ static double row_log_sum(struct row *row) {
     row->maximum = row_maximum(row);
     if (row->maximum == -INFINITY)
         return -INFINITY;
-    return (double)row->maximum + log(row_tail(row, -FLT_MAX).mass);
+    return (double)row->maximum + log(row_tail(row, -FLT_MAX, INFINITY).mass);
 }
 
 struct sample_job {

@@ -11,7 +11,7 @@
 
 #include "engine/cpu/cpu.h"
 
-/* Weights of the logits at least as large as some limit. */
+/* Weights of the logits within limits. */
 struct vector_tail {
     double mass;
     uint32_t count;
@@ -34,8 +34,8 @@ struct vector_kernels {
     float (*maximum)(const float *x, uint32_t count);
     /* The first index in [from, count) whose logit is >= low and < high; count when there is none. */
     uint32_t (*find)(const float *x, uint32_t from, uint32_t count, float low, float high);
-    /* Mass and number of the logits >= lowest. */
-    struct vector_tail (*tail)(const float *x, uint32_t count, float maximum, float scale, float lowest);
+    /* Mass and number of the logits that are >= low and < high. */
+    struct vector_tail (*tail)(const float *x, uint32_t count, float maximum, float scale, float low, float high);
     /* Weights by index; 0 where the logit is < lowest. */
     void (*weights)(const float *x, uint32_t count, float maximum, float scale, float lowest, float *out);
     /* Sum of Q - P - P log(Q / P), P = exp(p - p_log_sum), Q = exp(q - q_log_sum): their Kullback-Leibler divergence

@@ -91,35 +91,36 @@ static float vector_maximum(const float *x, uint32_t count) {
     return largest > FLT_MAX ? FLT_MAX : largest;
 }
 
+static inline struct lanes vector_weight(struct lanes x, struct lanes maximum, struct lanes scale) {
+    return lanes_exp(lanes_mul(lanes_sub(lanes_min(lanes_set(FLT_MAX), x), maximum), scale));
+}
+
+/* Lanes with low <= logit < high, of the first `count`: the fill is -infinity, which a low of -infinity finds. */
+static inline uint32_t vector_within(struct lanes value, struct lanes low, struct lanes high, uint32_t count) {
+    uint32_t found = lanes_at_least(value, low);
+    if (found != 0)
+        found &= ~lanes_at_least(lanes_min(lanes_set(FLT_MAX), value), high);
+    return count < LANES ? found & ((1u << count) - 1) : found;
+}
+
 static uint32_t vector_find(const float *x, uint32_t from, uint32_t count, float low, float high) {
-    struct lanes lows = lanes_set(low), highs = lanes_set(high), top = lanes_set(FLT_MAX);
+    struct lanes lows = lanes_set(low), highs = lanes_set(high);
     for (uint32_t i = from; i < count; i += LANES) {
-        struct lanes value = vector_logits(x + i, count - i);
-        uint32_t found = lanes_at_least(value, lows);
-        if (found == 0)
-            continue;
-        found &= ~lanes_at_least(lanes_min(top, value), highs);
-        if (count - i < LANES) /* the fill is -infinity, which a low of -infinity finds */
-            found &= (1u << (count - i)) - 1;
+        uint32_t found = vector_within(vector_logits(x + i, count - i), lows, highs, count - i);
         if (found != 0)
             return i + (uint32_t)__builtin_ctz(found);
     }
     return count;
 }
 
-static inline struct lanes vector_weight(struct lanes x, struct lanes maximum, struct lanes scale) {
-    return lanes_exp(lanes_mul(lanes_sub(lanes_min(lanes_set(FLT_MAX), x), maximum), scale));
-}
-
-static struct vector_tail vector_tail(const float *x, uint32_t count, float maximum, float scale, float lowest) {
-    struct lanes most = lanes_set(maximum), scales = lanes_set(scale), least = lanes_set(lowest);
+static struct vector_tail vector_tail(
+    const float *x, uint32_t count, float maximum, float scale, float low, float high) {
+    struct lanes most = lanes_set(maximum), scales = lanes_set(scale), lows = lanes_set(low), highs = lanes_set(high);
     struct vector_tail tail = {0, 0};
     struct sums mass = sums_zero();
     for (uint32_t i = 0; i < count; i += LANES) {
         struct lanes value = vector_logits(x + i, count - i);
-        uint32_t chosen = lanes_at_least(value, least);
-        if (count - i < LANES)
-            chosen &= (1u << (count - i)) - 1;
+        uint32_t chosen = vector_within(value, lows, highs, count - i);
         if (chosen == 0)
             continue;
         tail.count += (uint32_t)__builtin_popcount(chosen);
