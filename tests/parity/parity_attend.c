@@ -345,6 +345,40 @@ static void case_append_rounding(struct parity *parity) {
     parity_release(parity, device.base);
 }
 
+/* A later token whose value is infinite or NaN in the cache must not reach the rows before it. */
+static void case_hidden_infinity(struct parity *parity) {
+    enum { DIM = 64, ROWS = 21, HEADS = 2, WIDTH = (HEADS + 2) * DIM };
+    struct kv_layout layout = {1, 1, DIM, (enum kv_format)(parity->round % 3)};
+    struct kv_pool pool = {NULL, page_bytes(&layout), layout};
+    static const uint32_t table[] = {1, 0};
+    static const float inverse_freq[DIM / 2];
+    struct kv_item item = {0, ROWS, 0};
+    struct kv_head_view view = {table, ROWS, 0};
+    struct kv_batch batch = {&pool, &item, 1, &view};
+    struct rope_params rope = {DIM, inverse_freq};
+    float *x = parity_host(ROWS * WIDTH * sizeof *x), *outs[2];
+    parity_fill_normal(parity, x, (size_t)ROWS * WIDTH, 1);
+    uint32_t bad = parity_random(parity, 1, ROWS - 1);
+    for (int spoilt = 0; spoilt < 2; spoilt++) {
+        for (uint32_t i = 0; i < DIM && spoilt; i++)
+            x[bad * WIDTH + (HEADS + 1) * DIM + i] = i % 2 == 0 ? INFINITY : NAN;
+        pool.base = parity_upload(parity, NULL, 2 * pool.page_bytes);
+        float *qkv = parity_upload(parity, x, ROWS * WIDTH * sizeof *x);
+        float *out = parity_upload(parity, NULL, ROWS * HEADS * DIM * sizeof *out);
+        parity->operations->rope_and_append(parity->backend, &batch, &rope, HEADS, qkv);
+        parity->operations->attend(parity->backend, &batch, HEADS, qkv, out);
+        outs[spoilt] = parity_download(parity, out, ROWS * HEADS * DIM * sizeof *out);
+        parity_release(parity, pool.base);
+        parity_release(parity, qkv);
+        parity_release(parity, out);
+    }
+    parity_check_bits(parity, outs[1], outs[0], (size_t)bad * HEADS * DIM, "rows before token %u", bad);
+    parity_check_true(parity, !isfinite(outs[1][(size_t)bad * HEADS * DIM]), "token %u sees itself", bad);
+    free(outs[0]);
+    free(outs[1]);
+    free(x);
+}
+
 struct timed {
     struct parity *parity;
     struct kv_batch batch;
@@ -442,6 +476,7 @@ const struct parity_case parity_attend_cases[] = {
     {.name = "attend any shape", .run = case_attend, .rounds = 21, .index = 0, .time = time_attend_all},
     {.name = "attend long", .run = case_attend, .rounds = 6, .index = 1},
     {.name = "attend large groups", .run = case_attend, .rounds = 6, .index = 2},
+    {.name = "attend hidden infinity", .run = case_hidden_infinity, .rounds = 9},
     {.name = "append", .run = case_append, .rounds = 15},
     {.name = "append rounding", .run = case_append_rounding, .rounds = 3},
     {.name = NULL},
