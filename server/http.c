@@ -231,7 +231,8 @@ static void exchange_options(struct exchange *exchange, const char *allow) {
     if (response != NULL) {
         MHD_add_response_header(response, "Allow", allow);
         MHD_add_response_header(response, "Access-Control-Allow-Methods", allow);
-        MHD_add_response_header(response, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
+        MHD_add_response_header(
+            response, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id, *");
         MHD_add_response_header(response, "Access-Control-Max-Age", "86400");
     }
     exchange_answer(exchange, 204, response);
@@ -382,19 +383,34 @@ void exchange_fault(struct exchange *exchange, const struct fault *fault) {
     exchange_answer(exchange, fault->status, response);
 }
 
+/* Copies what was not sent yet. Sent bytes are dropped only when they are the larger part, so that a slow reader's long
+ * backlog is not moved for each piece of it. */
+static size_t exchange_take_pending(struct exchange *exchange, char *out, size_t room) {
+    struct buffer *pending = &exchange->pending;
+    size_t bytes = pending->length - exchange->pending_read;
+    if (bytes > room)
+        bytes = room;
+    if (bytes == 0)
+        return 0;
+    memcpy(out, pending->data + exchange->pending_read, bytes);
+    exchange->pending_read += bytes;
+    exchange->sent_bytes += bytes;
+    if (exchange->pending_read > pending->length / 2) {
+        buffer_consume(pending, exchange->pending_read);
+        exchange->pending_read = 0;
+    }
+    return bytes;
+}
+
 /* libmicrohttpd asks for more of a stream. */
 static ssize_t exchange_read(void *context, uint64_t position, char *out, size_t room) {
     struct exchange *exchange = context;
     (void)position;
     if (exchange->abandoned || exchange->pending.failed)
         return MHD_CONTENT_READER_END_WITH_ERROR;
-    size_t bytes = exchange->pending.length < room ? exchange->pending.length : room;
-    if (bytes > 0) {
-        memcpy(out, exchange->pending.data, bytes);
-        buffer_consume(&exchange->pending, bytes);
-        exchange->sent_bytes += bytes;
+    size_t bytes = exchange_take_pending(exchange, out, room);
+    if (bytes > 0)
         return (ssize_t)bytes;
-    }
     if (exchange->stream_ended) {
         exchange->delivered = true;
         return MHD_CONTENT_READER_END_OF_STREAM;

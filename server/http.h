@@ -51,7 +51,8 @@ struct exchange {
     unsigned status;
     uint64_t body_bytes; /* received, also when refused */
     uint64_t sent_bytes;
-    struct buffer pending; /* stream: written, not yet sent */
+    struct buffer pending; /* stream: written; the first pending_read bytes were sent */
+    size_t pending_read;
     bool stream_ended;
     bool counted; /* in server->exchanges_active */
     uint64_t began_ns;

@@ -2,11 +2,13 @@
 """HTTP itself: methods, bodies, connections, limits, request ids."""
 
 import json
+import re
 import socket
+import subprocess
 
 import pytest
 
-from conftest import Stream, eventually, post_bytes, read_reply
+from conftest import SERVER, Stream, eventually, post_bytes, read_reply
 
 COMPLETION = "/v1/completions"
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -253,6 +255,14 @@ def test_garbage_instead_of_http(fake):
 
 
 # --- Deadlines ---
+
+
+def test_keep_alive_outlasts_clients_pools():
+    """Trap 26: by default longer than the 90 seconds for which clients keep connections."""
+    command = [SERVER, "serve", "--print-config", "--model", "x"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    value = re.search(r"^keep_alive: (\d+)$", shown, re.MULTILINE)
+    assert value and int(value[1]) > 90, shown
 
 
 @pytest.fixture(scope="module")
