@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum { LANES = 16 };
-enum { LANES_BLOCK_ROWS = 3, LANES_BLOCK_VECTORS = 2 };
+enum { LANES_BLOCK_ROWS = 6, LANES_BLOCK_VECTORS = 1 };
 
 struct lanes {
     __m256 low, high;
