@@ -123,8 +123,11 @@ run_pytest() {
   }
   local status=0
   DISTILLCACHE_TEST_BUILD=$root/$folder DISTILLCACHE_TEST_SERVER=$root/$folder/distillcache PYTHONDONTWRITEBYTECODE=1 \
-    "$root/.venv/bin/python" -m pytest -q -rs -p no:cacheprovider --color=no "$root/$path" \
-    ${pytest_options[@]+"${pytest_options[@]}"} 2>&1 | tee -a "$output" || status=$?
+    "$root/.venv/bin/python" -m pytest -rs --durations=5 -p no:cacheprovider --color=no --junitxml="$output.xml" \
+    "$root/$path" ${pytest_options[@]+"${pytest_options[@]}"} || status=$?
+  # Counted from the file, since -q may leave out the line that says it.
+  grep -o '<testsuite [^>]*>' "$output.xml" >>"$output" || true
+  rm -f "$output.xml"
   [ "$status" = 0 ] || [ "$status" = 5 ] # 5: the options left no test here
 }
 
@@ -217,24 +220,23 @@ stage_tidy() {
 
 # Counting.
 
-# Sum of the numbers that a sed expression finds in the output.
+# sum_found NAME...: the sum of the numbers that the runners gave under these names ("Ok:   3", failures="3").
 sum_found() {
-  sed -nE "$1" "$output" | awk '{ sum += $1 } END { print sum + 0 }'
+  local name
+  for name; do
+    sed -nE "s/^$name: +([0-9]+) *\$/\\1/p; s/^<testsuite (.* )?$name=\"([0-9]+)\".*/\\2/p" "$output"
+  done | awk '{ sum += $1 } END { print sum + 0 }'
+}
+
+count_failed() {
+  sum_found Fail 'Unexpected Pass' Timeout failures errors
 }
 
 count_passed() {
   local meson pytest
-  meson=$(sum_found 's/^(Ok|Expected Fail): +([0-9]+) *$/\2/p')
-  pytest=$(sum_found 's/^(.*[^0-9])?([0-9]+) passed.* in [0-9.]+s.*/\2/p')
+  meson=$(sum_found Ok 'Expected Fail')
+  pytest=$(($(sum_found tests) - $(sum_found failures errors skipped)))
   echo $((meson + pytest))
-}
-
-count_failed() {
-  local meson failed errors
-  meson=$(sum_found 's/^(Fail|Unexpected Pass|Timeout): +([0-9]+) *$/\2/p')
-  failed=$(sum_found 's/^(.*[^0-9])?([0-9]+) failed.* in [0-9.]+s.*/\2/p')
-  errors=$(sum_found 's/^(.*[^0-9])?([0-9]+) errors?.* in [0-9.]+s.*/\2/p')
-  echo $((meson + failed + errors))
 }
 
 # run_stage NAME BUDGET: runs it, and appends a line to the summary.
@@ -314,7 +316,7 @@ for variable in ${!DISTILLCACHE_*}; do
 done
 
 output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+trap 'rm -f "$output" "$output.xml"' EXIT
 while read -r name budget _; do
   [ -n "$name" ] || continue
   plain=${name#+}
