@@ -12,11 +12,11 @@ setup       180 packages, the default model, a Python environment in .venv
 build       150 everything with -Werror
 format       10 clang-format, where version 14 of it is installed
 unit        120 unit, model and parity tests (meson)
-logits      120 pytest tests/model: tokenizer and logits beside other implementations
+logits      180 pytest tests/model: tokenizer and logits beside other implementations
 api         120 pytest tests/api: real clients against the server
-bench        60 pytest tests/bench: what bench prints
+bench       120 pytest tests/bench: what bench prints
 readme       30 pytest tests/readme: the examples of README.md as printed
-sanitizers  300 unit, parity and API tests with address and undefined-behaviour sanitizers
+sanitizers  420 unit, parity and API tests with address and undefined-behaviour sanitizers
 tsan        120 thread sanitizer over scheduler, queues, loop, threads and log
 fuzz         60 seeded mutations of files and requests, with sanitizers
 +reference  120 pytest tests/reference: the checks of the reference itself
