@@ -24,6 +24,7 @@ struct connection {
     struct connection *next, *previous;
     uv_poll_t poll;
     bool watching;
+    bool hung_up; /* its client closed or half-closed it between requests; cut at deadline_ms */
     bool suspended;
     int socket;
     uint64_t deadline_ms; /* 0: none */
@@ -68,8 +69,17 @@ static void connection_hung_up(uv_poll_t *poll, int status, int events) {
     (void)status; /* an error on the socket is a departure too */
     (void)events;
     connection_unwatch(connection);
-    if (connection->exchange != NULL)
+    if (connection->exchange != NULL) {
         connection->loop->callbacks->gone(connection->exchange);
+        return;
+    }
+    connection->hung_up = true; /* what it sent before is still to be read and may be a request */
+    connection->deadline_ms = uv_now(&connection->loop->uv) + TICK_MS;
+}
+
+static void connection_watch(struct connection *connection) {
+    if (!connection->watching && uv_poll_start(&connection->poll, UV_DISCONNECT, connection_hung_up) == 0)
+        connection->watching = true;
 }
 
 static void connection_opened(struct loop *loop, struct MHD_Connection *handle, void **socket_context) {
@@ -90,6 +100,7 @@ static void connection_opened(struct loop *loop, struct MHD_Connection *handle, 
     else
         uv_timer_again(&loop->tick);
     loop->connections = connection;
+    connection_watch(connection);
     *socket_context = connection;
 }
 
@@ -123,8 +134,7 @@ struct MHD_Connection *connection_handle(struct connection *connection) {
 void connection_suspend(struct connection *connection) {
     MHD_suspend_connection(connection->handle);
     connection->suspended = true;
-    if (!connection->watching && uv_poll_start(&connection->poll, UV_DISCONNECT, connection_hung_up) == 0)
-        connection->watching = true;
+    connection_watch(connection);
 }
 
 bool connection_is_suspended(const struct connection *connection) {
@@ -159,6 +169,8 @@ static void *loop_begin(void *context, const char *uri, struct MHD_Connection *h
     if (connection == NULL)
         return NULL;
     uv_update_time(&loop->uv);
+    connection->hung_up = false;
+    connection_watch(connection); /* again, if its client was seen to leave: then the request is told of it */
     connection->deadline_ms = uv_now(&loop->uv) + loop->receive_ms;
     connection->exchange = loop->callbacks->begin(loop->context, connection, uri == NULL ? "" : uri);
     return connection->exchange;
@@ -180,7 +192,7 @@ static void loop_completed(
     if (*exchange == NULL || connection == NULL)
         return;
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(handle, MHD_CONNECTION_INFO_HTTP_STATUS);
-    connection_unwatch(connection);
+    connection_watch(connection); /* again: between requests it ends the connection */
     connection->exchange = NULL;
     connection->deadline_ms = uv_now(&loop->uv) + loop->keep_alive_ms + loop->receive_ms;
     loop->callbacks->completed(*exchange, info == NULL ? 0 : info->http_status, reason);
@@ -232,8 +244,9 @@ static void loop_tick(uv_timer_t *timer) {
         if (connection->deadline_ms == 0 || now < connection->deadline_ms)
             continue;
         connection->deadline_ms = 0;
-        log_event(LOG_INFO, NULL, "connection cut: no request within the receive timeout", "receiving",
-            LOG_BOOL(connection->exchange != NULL), NULL);
+        if (!connection->hung_up)
+            log_event(LOG_INFO, NULL, "connection cut: no request within the receive timeout", "receiving",
+                LOG_BOOL(connection->exchange != NULL), NULL);
         connection_cut(connection);
     }
 }

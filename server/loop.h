@@ -8,9 +8,10 @@
  *   epoll descriptor was readable, MHD_get_timeout's time is over, or a connection was resumed or closed (only its next
  *   run accepts again after the connection limit was reached); the timer is armed anew after each run.
  * - A suspended connection is outside the library's epoll set and never times out; the library does not notice that its
- *   client left. So libuv watches its socket for a hang-up (EPOLLRDHUP). A client that only closes its sending half
- *   counts as gone.
- * - The library closes a socket after the `completed` callback: the watch is stopped there.
+ *   client left. Nor does it notice an end that came together with data (its epoll is edge-triggered and it stops at a
+ *   short read). So libuv watches every socket for a hang-up (EPOLLRDHUP). A client that only closes its sending half
+ *   counts as gone; a whole request that it sent before is still answered where that needs no waiting.
+ * - The library closes a socket after its last notification of the connection: the watch is stopped there.
  * - The library's timeout counts inactivity only. A request must also have arrived within receive_timeout seconds of
  *   its first line (on a new connection: of the accept), else the socket is shut down. An idle connection is closed by
  *   the library after keep_alive seconds, and by us when a request's first line has not come receive_timeout later.
@@ -43,7 +44,7 @@ struct loop_callbacks {
     /* The library is done with the request; connection must not be used for it any more. status: of the response, 0 if
      * there was none. */
     void (*completed)(void *exchange, unsigned status, enum MHD_RequestTerminationCode reason);
-    /* The client of a watched connection left. */
+    /* The client left during the request; reported at most once between two suspensions. */
     void (*gone)(void *exchange);
     /* After loop_wake; several wake-ups may become one. */
     void (*woken)(void *context);
@@ -75,8 +76,7 @@ uv_loop_t *loop_uv(struct loop *loop);
 void loop_after(struct loop *loop, double seconds, void (*fire)(void *context));
 
 struct MHD_Connection *connection_handle(struct connection *connection);
-/* Only inside the access callback or a content reader. Starts the watch for the client's departure, which then lasts
- * until `completed`. */
+/* Only inside the access callback or a content reader. */
 void connection_suspend(struct connection *connection);
 bool connection_is_suspended(const struct connection *connection);
 void connection_resume(struct connection *connection);

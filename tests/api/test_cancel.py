@@ -39,7 +39,7 @@ def test_while_decoding(fake, stream, how):
 
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 def test_while_queued(fake, how):
-    other = Stream(fake, COMPLETION, prompt="xyz", max_tokens=2000)
+    other = Stream(fake, COMPLETION, prompt="xyz", max_tokens=8000)
     events = iter(other)
     next(events)
     connection = fake.connect()
@@ -47,9 +47,10 @@ def test_while_queued(fake, how):
     eventually(lambda: running(fake) == (1, 1), "queued")
     leave(connection, how)
     eventually(lambda: running(fake)[1] == 0, "cancelled")
-    rest = list(events)
-    assert rest[-1] == "[DONE]" and rest[-2]["choices"][0]["finish_reason"] == "length"
-    assert len(rest) == 2000
+    for _ in range(50):
+        assert next(events)["choices"]
+    assert running(fake) == (1, 0)
+    other.close()
 
 
 def test_a_reader_that_stopped_reading_and_leaves(fake):
