@@ -238,19 +238,26 @@ static void exchange_options(struct exchange *exchange, const char *allow) {
     exchange_answer(exchange, 204, response);
 }
 
-static void exchange_not_allowed(struct exchange *exchange, const char *allow) {
-    struct fault fault;
+/* The response that tells a fault; NULL when memory ran out. */
+static struct MHD_Response *exchange_fault_response(struct exchange *exchange, const struct fault *fault) {
     struct buffer body = {0};
-    fault_set(&fault, 405, NULL, NULL, "method %s is not allowed on %.200s; allowed: %s", exchange->method,
-        exchange->path, allow);
-    fault_write(&fault, &body);
+    fault_write(fault, &body);
     struct MHD_Response *response =
         body.failed ? NULL : MHD_create_response_from_buffer(body.length, body.data, MHD_RESPMEM_MUST_COPY);
+    exchange->sent_bytes = body.length;
     buffer_free(&body);
-    if (response != NULL) {
+    if (response != NULL)
         MHD_add_response_header(response, "Content-Type", "application/json");
+    return response;
+}
+
+static void exchange_not_allowed(struct exchange *exchange, const char *allow) {
+    struct fault fault;
+    fault_set(&fault, 405, NULL, NULL, "method %s is not allowed on %.200s; allowed: %s", exchange->method,
+        exchange->path, allow);
+    struct MHD_Response *response = exchange_fault_response(exchange, &fault);
+    if (response != NULL)
         MHD_add_response_header(response, "Allow", allow);
-    }
     exchange_answer(exchange, 405, response);
 }
 
@@ -363,24 +370,22 @@ void exchange_json(struct exchange *exchange, unsigned status, struct buffer *bo
 }
 
 void exchange_fault(struct exchange *exchange, const struct fault *fault) {
-    struct buffer body = {0};
-    fault_write(fault, &body);
-    struct MHD_Response *response =
-        body.failed ? NULL : MHD_create_response_from_buffer(body.length, body.data, MHD_RESPMEM_MUST_COPY);
-    exchange->sent_bytes = body.length;
-    buffer_free(&body);
-    if (response != NULL) {
-        MHD_add_response_header(response, "Content-Type", "application/json");
-        if (fault->retry_after > 0) {
-            char seconds[16];
-            snprintf(seconds, sizeof seconds, "%u", fault->retry_after);
-            MHD_add_response_header(response, "Retry-After", seconds);
-        }
+    struct MHD_Response *response = exchange_fault_response(exchange, fault);
+    if (response != NULL && fault->retry_after > 0) {
+        char seconds[16];
+        snprintf(seconds, sizeof seconds, "%u", fault->retry_after);
+        MHD_add_response_header(response, "Retry-After", seconds);
     }
     if (fault->status >= 500)
         log_event(LOG_WARNING, exchange->id, "request not served", "status", LOG_INT(fault->status), "message",
             LOG_STRING(fault->message), NULL);
     exchange_answer(exchange, fault->status, response);
+}
+
+void exchange_fault_memory(struct exchange *exchange) {
+    struct fault fault;
+    fault_memory(&fault);
+    exchange_fault(exchange, &fault);
 }
 
 /* Copies what was not sent yet. Sent bytes are dropped only when they are the larger part, so that a slow reader's long
@@ -472,6 +477,11 @@ static void exchange_job_done(uv_work_t *request, int status) {
 }
 
 int exchange_work(struct exchange *exchange, void (*work)(void *state), void (*done)(void *state), void *state) {
+    if (exchange->body.length <= HTTP_BODY_INLINE_MAX) {
+        work(state);
+        done(state);
+        return 0;
+    }
     struct exchange_job *job = malloc(sizeof *job);
     if (job == NULL)
         return -1;

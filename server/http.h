@@ -23,6 +23,7 @@
 struct server;
 
 enum {
+    HTTP_BODY_INLINE_MAX = 4096,    /* larger bodies are parsed on another thread: see exchange_work */
     HTTP_HEADERS_MAX = 16384,       /* bytes of request line and headers; above: 431 */
     HTTP_BODY_DRAIN_MAX = 64 << 20, /* of a body that is refused, so much is read before the 413 is sent, so that the
                                        client gets to read it; above, the connection is closed at once */
@@ -79,6 +80,7 @@ void http_gone(void *exchange);
 void exchange_json(struct exchange *exchange, unsigned status, struct buffer *body);
 void exchange_text(struct exchange *exchange, unsigned status, const char *type, struct buffer *body);
 void exchange_fault(struct exchange *exchange, const struct fault *fault);
+void exchange_fault_memory(struct exchange *exchange); /* out of memory: 500 */
 
 /* Starts a reply of server-sent events. exchange_write adds to it (an empty write is allowed) and exchange_end ends it.
  * What the client has not read yet waits in memory: at most what the request's max_tokens imply. */
@@ -86,8 +88,9 @@ void exchange_stream(struct exchange *exchange);
 void exchange_write(struct exchange *exchange, const char *data, size_t bytes);
 void exchange_end(struct exchange *exchange);
 
-/* Runs work(state) on another thread and then done(state) on the loop's, also when the exchange was abandoned
- * meanwhile. 0 or -1. */
+/* Runs work(state), which may take time in proportion to the body, and then done(state) on the loop's thread, also when
+ * the exchange was abandoned meanwhile. Work for a body of more than HTTP_BODY_INLINE_MAX bytes runs on another thread;
+ * else both have run when this returns. -1: neither will run. */
 int exchange_work(struct exchange *exchange, void (*work)(void *state), void (*done)(void *state), void *state);
 
 void exchange_retain(struct exchange *exchange);

@@ -5,12 +5,14 @@
 
 #include <stdlib.h>
 
-enum { INLINE_BODY_MAX = 4096 };
+/* Writes the reply to a body. */
+typedef int (*tokenize_reply)(
+    const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault);
 
 struct tokenize_job {
     struct exchange *exchange;
     struct parse_context context;
-    int (*run)(const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault);
+    tokenize_reply run;
     struct buffer reply;
     struct fault fault;
     int failed;
@@ -114,25 +116,13 @@ static void tokenize_job_done(void *state) {
     free(job);
 }
 
-static void tokenize_start(struct exchange *exchange,
-    int (*run)(const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault)) {
-    struct fault fault;
+static void tokenize_start(struct exchange *exchange, tokenize_reply run) {
     struct tokenize_job *job = calloc(1, sizeof *job);
-    if (job == NULL) {
-        fault_memory(&fault);
-        exchange_fault(exchange, &fault);
-        return;
-    }
-    job->exchange = exchange;
-    job->context = generation_context(exchange);
-    job->run = run;
-    if (exchange->body.length <= INLINE_BODY_MAX) {
-        tokenize_job_run(job);
-        tokenize_job_done(job);
-    } else if (exchange_work(exchange, tokenize_job_run, tokenize_job_done, job) != 0) {
+    if (job != NULL)
+        *job = (struct tokenize_job){.exchange = exchange, .context = generation_context(exchange), .run = run};
+    if (job == NULL || exchange_work(exchange, tokenize_job_run, tokenize_job_done, job) != 0) {
         free(job);
-        fault_memory(&fault);
-        exchange_fault(exchange, &fault);
+        exchange_fault_memory(exchange);
     }
 }
 
