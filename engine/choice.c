@@ -357,19 +357,18 @@ static int fill_output(struct choice *choice, struct output *output, enum finish
     output->choice = choice->number;
     output->time_s = now;
     output->generated = (uint32_t)choice->generated.count - choice->generated_published;
-    choice->generated_published = (uint32_t)choice->generated.count;
     if (add_entries(choice, output, echo, finish) != 0 || add_text(choice, output, echo) != 0)
         return ERROR_MEMORY;
+    choice->generated_published = (uint32_t)choice->generated.count;
     choice->echo_published |= echo;
     return 0;
 }
 
 struct output_node *choice_make_output(struct choice *choice, double now) {
     const struct request *request = choice->task->request;
-    bool echo = request->echo && !choice->echo_published;
-    bool nothing =
-        choice->pending_bytes == 0 && !echo && results_released(choice, FINISH_NONE) == choice->results_published;
-    if (!request->stream || nothing)
+    bool first = choice->generated_published == 0;
+    bool more = choice->pending_bytes > 0 || results_released(choice, FINISH_NONE) > choice->results_published;
+    if (!first && !(request->stream && more))
         return NULL;
     struct output_node *node = calloc(1, sizeof *node);
     if (node != NULL && fill_output(choice, &node->output, FINISH_NONE, now) != 0) {

@@ -105,8 +105,8 @@ struct output_node {
     struct output_node *next;
 };
 
-/* What became available of a running choice: NULL when there is nothing to publish yet, or when memory ran out (the
- * text is kept for the next one). */
+/* What became available of a running choice, its first token in any case, later ones for streams only. NULL when there
+ * is nothing to publish yet, or when memory ran out (the text is kept for the next one). */
 struct output_node *choice_make_output(struct choice *choice, double now);
 /* Everything left, and how the choice ended; once a choice. Never NULL: when memory runs out it says FINISH_ERROR. */
 struct output_node *choice_make_last_output(

@@ -47,7 +47,7 @@ struct request {
     uint32_t stops_count;
     bool ignore_eos;   /* end tokens do not end it and are never chosen */
     bool echo;         /* the prompt's text (and log-probabilities) come out first */
-    bool stream;       /* publish after every step; else one output per choice at its end */
+    bool stream;       /* publish after every step; else when a choice's first token is there and at its end */
     int logprobs;      /* -1: none, 0..SAMPLE_TOP_MAX: report the chosen token and that many most likely ones */
     bool skip_special; /* text of special tokens is left out of the output (default of the APIs: true) */
     void *user;        /* the submitter's */
@@ -70,7 +70,8 @@ struct output_token {
     } * top; /* [top_count], inside the output's allocation */
 };
 
-/* What became available of one choice. */
+/* What became available of one choice: text and tokens go on where its last output ended. The first output comes with
+ * its first token, even while that token's text is still held back. */
 struct output {
     struct request *request;
     uint32_t choice;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/generation.h"
 
+#include "engine/clock.h"
 #include "engine/log.h"
 #include "server/format.h"
 #include "server/metrics.h"
@@ -11,14 +12,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { INLINE_BODY_MAX = 4096 }; /* larger ones are parsed and tokenised on another thread */
-
 struct choice_state {
     struct choice_part part;
     enum finish_reason finish;
     bool begun;         /* stream of a chat: the role was sent */
     double last_time_s; /* of its newest tokens; 0: none yet */
-    uint32_t generated;
 };
 
 struct generation {
@@ -32,15 +30,12 @@ struct generation {
     struct fault fault; /* the first thing that went wrong */
     bool streaming;     /* headers were sent */
     double submitted_s;
+    bool first_token_seen;
     struct buffer scratch; /* chunks of one output */
     struct generation *next, *previous;
 };
 
 /* --- Life --- */
-
-static double generation_now(void) {
-    return (double)uv_hrtime() * 1e-9;
-}
 
 static void generation_free(struct generation *generation) {
     for (uint32_t i = 0; generation->choices != NULL && i < generation->choices_count; i++)
@@ -149,13 +144,12 @@ static void generation_start(struct exchange *exchange, struct plan *plan) {
     }
     struct generation *generation = generation_create(exchange, plan);
     if (generation == NULL) {
-        fault_memory(&fault);
-        exchange_fault(exchange, &fault);
+        exchange_fault_memory(exchange);
         return;
     }
     generation_name(generation);
     generation->request->user = generation;
-    generation->submitted_s = generation_now();
+    generation->submitted_s = clock_seconds();
     if (scheduler_submit(server->model.scheduler, generation->request, &error) != 0) {
         generation_fault_of(&error, generation->reply.chat, &fault);
         generation_free(generation);
@@ -210,23 +204,12 @@ static void generation_job_done(void *state) {
 }
 
 void generation_handle(struct exchange *exchange, plan_parse parse) {
-    struct fault fault;
     struct generation_job *job = calloc(1, sizeof *job);
-    if (job == NULL) {
-        fault_memory(&fault);
-        exchange_fault(exchange, &fault);
-        return;
-    }
-    job->exchange = exchange;
-    job->parse = parse;
-    job->context = generation_context(exchange);
-    if (exchange->body.length <= INLINE_BODY_MAX) {
-        generation_job_run(job);
-        generation_job_done(job);
-    } else if (exchange_work(exchange, generation_job_run, generation_job_done, job) != 0) {
+    if (job != NULL)
+        *job = (struct generation_job){.exchange = exchange, .parse = parse, .context = generation_context(exchange)};
+    if (job == NULL || exchange_work(exchange, generation_job_run, generation_job_done, job) != 0) {
         free(job);
-        fault_memory(&fault);
-        exchange_fault(exchange, &fault);
+        exchange_fault_memory(exchange);
     }
 }
 
@@ -236,14 +219,13 @@ static void generation_measure(struct generation *generation, const struct outpu
     struct metrics *metrics = generation->server->metrics;
     struct choice_state *choice = &generation->choices[output->choice];
     if (output->generated > 0) {
+        if (!generation->first_token_seen)
+            metrics_observe(metrics, METRIC_FIRST_TOKEN, output->time_s - generation->submitted_s, 1);
         if (choice->last_time_s > 0.0)
             metrics_observe(metrics, METRIC_INTER_TOKEN, (output->time_s - choice->last_time_s) / output->generated,
                 output->generated);
-        else if (output->generated > 1 && output->finish != FINISH_NONE) /* one output for the whole choice */
-            metrics_observe(
-                metrics, METRIC_INTER_TOKEN, output->decode_s / (output->generated - 1), output->generated - 1);
+        generation->first_token_seen = true;
         choice->last_time_s = output->time_s;
-        choice->generated += output->generated;
     }
     if (output->finish == FINISH_NONE)
         return;
@@ -254,7 +236,6 @@ static void generation_measure(struct generation *generation, const struct outpu
     if (output->finish != FINISH_STOP && output->finish != FINISH_LENGTH)
         return;
     if (output->choice == 0) {
-        metrics_observe(metrics, METRIC_FIRST_TOKEN, output->queued_s + output->prefill_s, 1);
         metrics_observe(metrics, METRIC_QUEUE, output->queued_s, 1);
         metrics_observe(metrics, METRIC_PREFILL, output->prefill_s, 1);
         metrics_observe(metrics, METRIC_DECODE, output->decode_s, 1);
@@ -339,8 +320,7 @@ static void generation_answer_whole(struct generation *generation) {
         return;
     }
     buffer_free(&body);
-    fault_memory(&generation->fault);
-    exchange_fault(generation->exchange, &generation->fault);
+    exchange_fault_memory(generation->exchange);
 }
 
 static void generation_answer(struct generation *generation) {
@@ -359,14 +339,14 @@ static void generation_finish(struct generation *generation) {
     exchange->abandon = NULL;
     exchange->state = NULL;
     if (generation->fault.status == 0) {
-        metrics_observe(server->metrics, METRIC_END_TO_END, generation_now() - generation->submitted_s, 1);
+        metrics_observe(server->metrics, METRIC_END_TO_END, clock_seconds() - generation->submitted_s, 1);
         metrics_observe(server->metrics, METRIC_PROMPT_TOKENS, (double)generation->usage.prompt_tokens, 1);
         metrics_observe(server->metrics, METRIC_GENERATION_TOKENS, (double)generation->usage.completion_tokens, 1);
     }
     log_event(LOG_INFO, exchange->id, "generation ended", "prompt_tokens", LOG_INT(generation->usage.prompt_tokens),
         "completion_tokens", LOG_INT(generation->usage.completion_tokens), "cached_tokens",
         LOG_INT(generation->usage.cached_tokens), "choices", LOG_INT(generation->choices_count), "seconds",
-        LOG_FLOAT(generation_now() - generation->submitted_s), NULL);
+        LOG_FLOAT(clock_seconds() - generation->submitted_s), NULL);
     if (!exchange->abandoned)
         generation_answer(generation);
     generation_unlink(generation);

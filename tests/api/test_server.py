@@ -100,6 +100,23 @@ def test_metrics(server):
     assert 0 <= after["kv_cache_usage_perc"] <= 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_first_token_is_measured_when_it_comes(fake, stream):
+    """Not at the end of the request: here it is still running."""
+    before = fake.metrics()["time_to_first_token_seconds_count"]
+    connection = fake.connect()
+    connection.sendall(post_bytes(COMPLETION, {"prompt": "!slow", "max_tokens": 8000, "stream": stream}))
+    eventually(lambda: fake.metrics()["time_to_first_token_seconds_count"] == before + 1, "measured")
+    assert fake.metrics()["num_requests_running"] == 1
+    connection.close()
+
+
+def test_no_first_token_is_measured_where_none_is_made(fake):
+    before = fake.metrics()["time_to_first_token_seconds_count"]
+    fake.complete(prompt="abc", echo=True, max_tokens=0)
+    assert fake.metrics()["time_to_first_token_seconds_count"] == before
+
+
 def test_metrics_are_well_formed(server):
     """Each sample follows a HELP and TYPE of its family, and families do not repeat."""
     families, current = set(), None

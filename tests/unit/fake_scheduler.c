@@ -211,7 +211,7 @@ static void fake_step_choice(struct scheduler *s, struct fake_task *task, uint32
         finish = FINISH_LENGTH;
     if (finish != FINISH_NONE && !stopped)
         text_stream_finish(choice->text);
-    if (request->stream || finish != FINISH_NONE)
+    if (request->stream || choice->generated == 1 || finish != FINISH_NONE)
         fake_publish(s, fake_make_output(task, number, finish, NULL));
 }
 

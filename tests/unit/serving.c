@@ -202,6 +202,8 @@ static void on_output(void *context, const struct output *output) {
     serving->events++;
     if (call->first_event == 0)
         call->first_event = serving->events;
+    if (answer->outputs == 0)
+        answer->first_generated = output->generated;
     answer->outputs++;
     answer->generated += output->generated;
     add_text(answer, output);
@@ -214,6 +216,7 @@ static void on_output(void *context, const struct output *output) {
         answer->cached_tokens = output->cached_tokens;
     }
     if (output->last) {
+        call->last_event = serving->events;
         for (uint32_t i = 0; i < call->answers_count; i++)
             require(call->answers[i].finish != FINISH_NONE, "the last output comes after every choice's end");
         call->ended = true;

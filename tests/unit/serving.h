@@ -40,7 +40,8 @@ struct answer {
     char *text;
     size_t text_bytes;
     uint32_t outputs;
-    uint32_t generated; /* sum over outputs */
+    uint32_t generated;       /* sum over outputs */
+    uint32_t first_generated; /* of the first output */
     enum finish_reason finish;
     struct error error;
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
@@ -51,7 +52,8 @@ struct call {
     struct answer *answers;  /* [prompts * n] */
     uint32_t answers_count;
     bool ended;
-    uint32_t first_event; /* serial number of the first output of any call, for order; 0: none yet */
+    uint32_t first_event; /* serial numbers among the outputs of all calls, for order; 0: none yet */
+    uint32_t last_event;
     struct call *next;
 };
 
