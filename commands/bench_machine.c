@@ -81,6 +81,8 @@ void bench_machine_describe(struct bench_machine *machine) {
     read_cpuinfo(machine);
     read_os(machine->os, sizeof machine->os);
     machine->cores = thread_count_available();
+    if (getloadavg(&machine->load_average, 1) != 1)
+        machine->load_average = -1;
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     if (pages > 0 && page_bytes > 0)
         machine->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;

@@ -7,7 +7,8 @@
 
 #include "commands/bench_report.h"
 
-/* Fills cpu, features, cores, memory_bytes, os and compiler; what the system does not tell stays empty or 0. */
+/* Fills cpu, features, cores, memory_bytes, load_average, os and compiler; what the system does not tell stays empty, 0
+ * or negative. */
 void bench_machine_describe(struct bench_machine *machine);
 
 /* VmRSS of this process in bytes; 0 when the system does not tell. */

@@ -45,6 +45,7 @@ struct bench_machine {
     char features[256]; /* instruction sets that matter here, separated by blanks */
     uint32_t cores;     /* that this process may use */
     uint64_t memory_bytes;
+    double load_average; /* of the last minute, before the first run: who else used the processors; negative: unknown */
     char os[256];
     char compiler[128];
     char backend[160]; /* engine_describe: backend, tier, threads */

@@ -89,7 +89,8 @@ def test_bytes_are_weights_plus_what_is_cached(plain):
 
 def test_machine_is_described(plain):
     machine = plain["machine"]
-    assert set(machine) == {"cpu", "cores", "features", "memory_bytes", "os", "compiler", "backend", "threads"}
+    assert set(machine) == {"cpu", "cores", "features", "memory_bytes", "load_average", "os", "compiler", "backend",
+                            "threads"}
     assert machine["threads"] == machine["cores"] == len(os.sched_getaffinity(0))
     assert "cpu" in machine["backend"]
     assert machine["memory_bytes"] > 1 << 28

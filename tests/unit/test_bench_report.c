@@ -37,6 +37,7 @@ static struct bench_report report_example(const struct bench_run *runs, size_t c
     report.machine.cores = 4;
     report.machine.threads = 2;
     report.machine.memory_bytes = 1u << 30;
+    report.machine.load_average = 0.5;
     return report;
 }
 
@@ -80,6 +81,8 @@ static void json_has_every_measured_key(void **state) {
     assert_string_equal(json_string_value(json_object_get(run, "work")), "decode");
     assert_int_equal(json_integer_value(json_object_get(run, "depth")), 512);
     assert_int_equal(json_integer_value(json_object_get(run, "bytes_per_step")), 3001);
+    json_t *machine = json_object_get(document, "machine");
+    assert_float_equal(json_real_value(json_object_get(machine, "load_average")), 0.5, 0);
     assert_float_equal(json_real_value(json_object_get(run, "tokens_per_second")), 1600.25, 1e-9);
     assert_float_equal(json_real_value(json_object_get(run, "ratio")), 2, 0);
     json_t *logits = json_object_get(json_object_get(run, "phases"), "logits");
