@@ -15,7 +15,7 @@
 struct choice_state {
     struct choice_part part;
     enum finish_reason finish;
-    bool begun;         /* stream of a chat: the role was sent */
+    bool begun;         /* stream: its first chunk was written */
     double last_time_s; /* of its newest tokens; 0: none yet */
 };
 
@@ -264,6 +264,7 @@ static void generation_stream_output(struct generation *generation, const struct
     }
     if (reply->chat && !choice->begun && !failed)
         format_chunk_role(out, reply, output->choice);
+    bool echoed = generation->request->echo && !choice->begun && !failed; /* the prompt, all at once */
     choice->begun = true;
     choice_part_clear(&choice->part);
     choice_part_add(&choice->part, reply, output);
@@ -276,6 +277,8 @@ static void generation_stream_output(struct generation *generation, const struct
         format_chunk_finish(out, reply, output->choice, output->finish);
     if (choice_part_failed(&choice->part))
         out->failed = true;
+    if (echoed)
+        exchange_allow_backlog(generation->exchange, out->length);
 }
 
 static void generation_send_scratch(struct generation *generation) {

@@ -35,11 +35,22 @@ static const char *exchange_header(const struct exchange *exchange, const char *
     return MHD_lookup_connection_value(connection_handle(exchange->connection), MHD_HEADER_KIND, name);
 }
 
+/* The path of a request target, which may also be absolute (RFC 9112, section 3.2.2): http://host/path. */
+static const char *http_target_path(const char *target) {
+    size_t scheme = strncasecmp(target, "http://", 7) == 0 ? 7 : strncasecmp(target, "https://", 8) == 0 ? 8 : 0;
+    if (scheme == 0)
+        return target;
+    target += scheme;
+    target += strcspn(target, "/");
+    return *target == '\0' ? "/" : target;
+}
+
 void *http_begin(void *context, struct connection *connection, const char *uri) {
     struct server *server = context;
     struct exchange *exchange = calloc(1, sizeof *exchange);
     if (exchange == NULL)
         return NULL;
+    uri = http_target_path(uri);
     exchange->path = strndup(uri, strcspn(uri, "?"));
     if (exchange->path == NULL) {
         free(exchange);
@@ -104,6 +115,8 @@ static void exchange_log(const struct exchange *exchange, unsigned status, const
 
 static void exchange_call_abandon(struct exchange *exchange) {
     exchange->abandoned = true;
+    buffer_free(&exchange->pending); /* nobody reads it */
+    exchange->pending_read = 0;
     void (*abandon)(void *) = exchange->abandon;
     exchange->abandon = NULL;
     if (abandon != NULL)
@@ -158,7 +171,7 @@ static int exchange_check_headers(struct exchange *exchange) {
 static void exchange_begin_headers(struct exchange *exchange, const char *url, const char *method) {
     exchange->headers_seen = true;
     snprintf(exchange->method, sizeof exchange->method, "%s", method);
-    char *path = strdup(url); /* now without %xx */
+    char *path = strdup(http_target_path(url)); /* now without %xx */
     if (path != NULL) {
         free(exchange->path);
         exchange->path = path;
@@ -426,6 +439,7 @@ static ssize_t exchange_read(void *context, uint64_t position, char *out, size_t
 
 void exchange_stream(struct exchange *exchange) {
     exchange->streams = true;
+    exchange->backlog_max += HTTP_BACKLOG_MAX;
     struct MHD_Response *response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, exchange_read, exchange, NULL);
     if (response != NULL) {
@@ -441,9 +455,20 @@ static void exchange_continue(struct exchange *exchange) {
         connection_resume(exchange->connection);
 }
 
+void exchange_allow_backlog(struct exchange *exchange, size_t bytes) {
+    exchange->backlog_max += bytes;
+}
+
 void exchange_write(struct exchange *exchange, const char *data, size_t bytes) {
     if (exchange->abandoned || bytes == 0)
         return;
+    size_t unread = exchange->pending.length - exchange->pending_read;
+    if (unread + bytes > exchange->backlog_max) {
+        log_event(LOG_WARNING, exchange->id, "client does not read its stream: connection cut", "unread_bytes",
+            LOG_INT(unread), "limit", LOG_INT(exchange->backlog_max), NULL);
+        exchange_abandon(exchange);
+        return;
+    }
     buffer_append(&exchange->pending, data, bytes);
     exchange_continue(exchange);
 }

@@ -25,6 +25,7 @@ struct server;
 enum {
     HTTP_BODY_INLINE_MAX = 4096,    /* larger bodies are parsed on another thread: see exchange_work */
     HTTP_HEADERS_MAX = 16384,       /* bytes of request line and headers; above: 431 */
+    HTTP_BACKLOG_MAX = 16 << 20,    /* bytes of a stream that its client has not read; above, it is cut off */
     HTTP_BODY_DRAIN_MAX = 64 << 20, /* of a body that is refused, so much is read before the 413 is sent, so that the
                                        client gets to read it; above, the connection is closed at once */
 };
@@ -54,6 +55,7 @@ struct exchange {
     uint64_t sent_bytes;
     struct buffer pending; /* stream: written; the first pending_read bytes were sent */
     size_t pending_read;
+    size_t backlog_max; /* of what is pending */
     bool stream_ended;
     bool counted; /* in server->exchanges_active */
     uint64_t began_ns;
@@ -83,8 +85,11 @@ void exchange_fault(struct exchange *exchange, const struct fault *fault);
 void exchange_fault_memory(struct exchange *exchange); /* out of memory: 500 */
 
 /* Starts a reply of server-sent events. exchange_write adds to it (an empty write is allowed) and exchange_end ends it.
- * What the client has not read yet waits in memory: at most what the request's max_tokens imply. */
+ * What the client has not read yet waits in memory, up to HTTP_BACKLOG_MAX bytes and those that exchange_allow_backlog
+ * adds (for what comes all at once, so that no client could have read it in time); beyond that the exchange is
+ * abandoned: a client that stops reading, or reads more slowly than we write, must not fill the memory. */
 void exchange_stream(struct exchange *exchange);
+void exchange_allow_backlog(struct exchange *exchange, size_t bytes);
 void exchange_write(struct exchange *exchange, const char *data, size_t bytes);
 void exchange_end(struct exchange *exchange);
 

@@ -135,3 +135,53 @@ def test_model_queued(narrow):
     rest = list(events)
     assert rest[-1] == "[DONE]" and rest[-2]["choices"][0]["finish_reason"] == "length"
     narrow.idle()
+
+
+# --- Clients that stay and do not read ---
+
+
+def slow_reader_events(server):
+    return [event for event in server.events() if event["event"].startswith("client does not read its stream")]
+
+
+def test_a_stream_that_nobody_reads_is_cut(fake):
+    """It would fill gigabytes: 128 choices of 8000 tokens with their log-probabilities."""
+    before = len(slow_reader_events(fake))
+    other = Stream(fake, COMPLETION, prompt="xyz", max_tokens=3000)
+    events = iter(other)
+    next(events)
+    unread = fake.connect()
+    unread.sendall(post_bytes(COMPLETION, {"prompt": "abc", "n": 128, "logprobs": 5, "max_tokens": 8000, "stream": True}))
+    cut = eventually(lambda: slow_reader_events(fake)[before:], "cut")
+    assert cut[0]["unread_bytes"] <= cut[0]["limit"] == 16 << 20
+    rest = list(events)
+    assert rest[-1] == "[DONE]" and len(rest) == 3000
+    eventually(lambda: running(fake) == (0, 0), "cancelled")
+    received = 0
+    try:
+        while piece := unread.recv(1 << 20):
+            received += len(piece)
+            assert b"[DONE]" not in piece
+    except ConnectionResetError:
+        pass
+    assert received < 32 << 20
+    assert len(slow_reader_events(fake)) == before + 1
+
+
+def test_a_late_reader_gets_everything(fake):
+    """What is within the limit waits; and an echo, which comes all at once, does not count."""
+    before = len(slow_reader_events(fake))
+    body = {"prompt": "a" * 8000, "echo": True, "n": 32, "logprobs": 5, "max_tokens": 20}
+    generated = fake.metrics()["generation_tokens_total"]
+    stream = Stream(fake, COMPLETION, **body)
+    eventually(lambda: fake.metrics()["generation_tokens_total"] == generated + 32 * 20, "generated")
+    entries, reasons = 0, 0
+    for event in stream:
+        if event == "[DONE]":
+            break
+        choice = event["choices"][0]
+        entries += len(choice["logprobs"]["tokens"]) if choice["logprobs"] else 0
+        reasons += choice["finish_reason"] == "length"
+    assert event == "[DONE]" and (entries, reasons) == (32 * 8020, 32)
+    assert slow_reader_events(fake)[before:] == []
+    stream.close()

@@ -126,6 +126,14 @@ def test_http_1_0(fake):
     assert reply.body.endswith(b"data: [DONE]\n\n") and "transfer-encoding" not in reply.headers
 
 
+@pytest.mark.parametrize("target, status", [
+    ("http://x/health", 200), ("HTTP://x:80/health?a=b", 200), ("https://x/v1/models/fake", 200), ("http://x", 404),
+    ("http://x/", 404), ("http://", 404), ("httpx://x/health", 404), ("/http://x/health", 404), ("x", 404), ("*", 404)])
+def test_target_forms(fake, target, status):
+    """A proxy's absolute form is the same request; what is none of ours is not found."""
+    assert fake.exchange(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode()).status == status
+
+
 def test_content_types(fake):
     assert fake.post(COMPLETION, BODY).headers["content-type"] == "application/json"
     assert fake.post(COMPLETION, {**BODY, "stream": True}).headers["content-type"].startswith("text/event-stream")
