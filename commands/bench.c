@@ -23,6 +23,7 @@
 #include "commands/bench_peer.h"
 #include "commands/bench_report.h"
 #include "commands/bench_work.h"
+#include "commands/engine_config.h"
 #include "engine/cpu/threads.h"
 
 #include <errno.h>
@@ -233,22 +234,9 @@ static int bench_request_cases(struct bench *bench, struct error *error) {
     return code;
 }
 
-static enum kv_format kv_format_of(const char *name) {
-    return strcmp(name, "f32") == 0 ? KV_F32 : strcmp(name, "bf16") == 0 ? KV_BF16 : KV_F16;
-}
-
 static int open_engine(struct bench *bench, struct error *error) {
-    const struct config *config = bench->config;
-    struct engine_options options = {
-        .backend = {.cpu_features = config->cpu_features, .threads = config->threads},
-        .kv_bytes = config->kv_memory,
-        .kv_format = kv_format_of(config->kv_format),
-        .batch_rows = config->batch_tokens,
-        .context = config->context,
-        .exact = strcmp(config->precision, "f32") == 0,
-        .prefix_sharing = config->prefix_sharing,
-    };
-    bench->model = model_open(config->model, error);
+    struct engine_options options = engine_options_of(bench->config);
+    bench->model = model_open(bench->config->model, error);
     if (bench->model == NULL)
         return error->code;
     bench->engine = engine_open(bench->model, &options, error);

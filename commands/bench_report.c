@@ -46,6 +46,10 @@ static json_t *phases_json(const struct bench_run *run) {
     return phases;
 }
 
+static json_t *measured_json(double value) {
+    return value > 0 ? json_real(value) : json_null();
+}
+
 static json_t *run_json(const struct bench_run *run) {
     json_t *object = json_object();
     int failed = json_object_set_new(object, "work", json_string(run->work));
@@ -55,16 +59,12 @@ static json_t *run_json(const struct bench_run *run) {
     failed |= json_object_set_new(object, "kv_ratio", json_real(run->kv_ratio));
     failed |= json_object_set_new(object, "tokens_per_second", json_real(run->tokens_per_second));
     failed |= json_object_set_new(object, "step_ms", json_real(run->step_ms));
-    if (run->phases_count > 0)
-        failed |= json_object_set_new(object, "phases", phases_json(run));
-    if (run->bytes_per_step > 0)
-        failed |= json_object_set_new(object, "bytes_per_step", json_integer((json_int_t)(run->bytes_per_step + 0.5)));
-    if (run->read_bandwidth_fraction > 0)
-        failed |= json_object_set_new(object, "read_bandwidth_fraction", json_real(run->read_bandwidth_fraction));
-    if (run->ratio > 0) {
-        failed |= json_object_set_new(object, "peer_tokens_per_second", json_real(run->peer_tokens_per_second));
-        failed |= json_object_set_new(object, "ratio", json_real(run->ratio));
-    }
+    failed |= json_object_set_new(object, "phases", phases_json(run));
+    failed |= json_object_set_new(object, "bytes_per_step",
+        run->bytes_per_step > 0 ? json_integer((json_int_t)(run->bytes_per_step + 0.5)) : json_null());
+    failed |= json_object_set_new(object, "read_bandwidth_fraction", measured_json(run->read_bandwidth_fraction));
+    failed |= json_object_set_new(object, "peer_tokens_per_second", measured_json(run->peer_tokens_per_second));
+    failed |= json_object_set_new(object, "ratio", measured_json(run->ratio));
     if (failed != 0) {
         json_decref(object);
         return NULL;

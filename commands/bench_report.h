@@ -6,7 +6,8 @@
  *   {"runs": [{"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second", "step_ms", "phases",
  *              "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"}],
  *    "machine": {...}, "resident_bytes"}
- * What a run did not measure is absent.
+ * Every run has all keys. What it did not measure is null: bytes and bandwidth of requests through the scheduler, the
+ * peer's figures without a peer; phases is empty. A phase is {"seconds", "bytes" where they are counted} of a step.
  */
 #ifndef COMMANDS_BENCH_REPORT_H
 #define COMMANDS_BENCH_REPORT_H

@@ -3,12 +3,12 @@
  * `distillcache serve`: the model, the engine, the scheduler and the HTTP server, from a configuration.
  */
 #include "commands/commands.h"
+#include "commands/engine_config.h"
 #include "engine/chat.h"
 #include "engine/log.h"
 #include "server/server.h"
 
 #include <stdio.h>
-#include <string.h>
 
 struct serve {
     const struct config *config;
@@ -19,27 +19,6 @@ struct serve {
     struct error chat_error;
 };
 
-static enum kv_format serve_kv_format(const char *name) {
-    if (strcmp(name, "f32") == 0)
-        return KV_F32;
-    if (strcmp(name, "bf16") == 0)
-        return KV_BF16;
-    return KV_F16;
-}
-
-static int serve_open_engine(struct serve *serve, struct error *error) {
-    const struct config *config = serve->config;
-    struct engine_options options = {.backend = {.cpu_features = config->cpu_features, .threads = config->threads},
-        .kv_bytes = config->kv_memory,
-        .kv_format = serve_kv_format(config->kv_format),
-        .batch_rows = config->batch_tokens,
-        .context = config->context,
-        .exact = strcmp(config->precision, "f32") == 0,
-        .prefix_sharing = config->prefix_sharing};
-    serve->engine = engine_open(serve->model, &options, error);
-    return serve->engine == NULL ? error->code : 0;
-}
-
 /* server_load: runs on its own thread while the server answers /health already. */
 static int serve_load(
     void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error) {
@@ -49,7 +28,11 @@ static int serve_load(
     if (serve->model == NULL)
         return error->code;
     serve->tokenizer = tokenizer_create(serve->model->file, error);
-    if (serve->tokenizer == NULL || serve_open_engine(serve, error) != 0)
+    if (serve->tokenizer == NULL)
+        return error->code;
+    struct engine_options engine_options = engine_options_of(config);
+    serve->engine = engine_open(serve->model, &engine_options, error);
+    if (serve->engine == NULL)
         return error->code;
     struct scheduler_options options = {.max_sequences = config->max_sequences,
         .max_waiting = config->max_waiting,

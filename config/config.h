@@ -36,6 +36,8 @@ struct config {
     char *cpu_features;     /* auto | scalar | avx2 | avx512 */
     uint32_t threads;       /* 0: all that the process may use */
     size_t kv_memory;       /* bytes of the page pool */
+    char *kv_policy;        /* full */
+    char *kv_ratio;         /* 1 */
     char *kv_format;        /* f16 | f32 | bf16 */
     char *precision;        /* int8 | f32 */
     uint32_t context;       /* 0: the model's */

@@ -54,7 +54,7 @@ def test_document_has_the_promised_shape(plain):
     assert works == [("prefill", 1, 40), ("decode", 1, 0), ("decode", 1, 256), ("decode", 3, 0), ("decode", 3, 256),
                      ("first_token", 1, 40), ("admission", 1, 1)]
     for run in plain["runs"]:
-        assert set(run) <= RUN_KEYS
+        assert set(run) == RUN_KEYS
         assert run["kv_policy"] == "full" and run["kv_ratio"] == 1
         assert run["tokens_per_second"] > 0 and run["step_ms"] > 0
         assert math.isfinite(run["tokens_per_second"])
@@ -62,10 +62,10 @@ def test_document_has_the_promised_shape(plain):
 
 def test_nothing_is_reported_that_was_not_measured(plain):
     for run in plain["runs"]:
-        assert "ratio" not in run and "peer_tokens_per_second" not in run
+        assert run["ratio"] is None and run["peer_tokens_per_second"] is None
         engine_work = run["work"] in ("prefill", "decode")
-        assert ("bytes_per_step" in run) == ("read_bandwidth_fraction" in run) == engine_work
-        assert ("phases" in run) == (not engine_work)
+        assert (run["bytes_per_step"] is not None) == (run["read_bandwidth_fraction"] is not None) == engine_work
+        assert bool(run["phases"]) == (not engine_work)
     assert "peer" not in plain["machine"]
 
 
@@ -126,7 +126,7 @@ def test_peer_is_paired_run_by_run(tmp_path):
     assert doc["machine"]["peer"] == "fake peer, AVX = 0"
     for run in doc["runs"]:
         if run["work"] not in ("prefill", "decode"):
-            assert "ratio" not in run
+            assert run["ratio"] is None
             continue
         tokens, seconds = (40, 1000) if run["work"] == "prefill" else (4 * run["batch"], 2000)
         assert run["peer_tokens_per_second"] == pytest.approx(tokens / seconds)
@@ -159,6 +159,14 @@ def test_work_that_does_not_fit_is_an_error_that_says_what():
     done = run_bench("--json", "--prefill", "100000")
     assert done.returncode == 1
     assert "prefill" in done.stderr and "100000" in done.stderr
+
+
+def test_policies_and_ratios_are_options():
+    small = ("--json", "--prefill", "2", "--decode", "1", "--pairs", "1")
+    assert run_bench(*small, "--kv-policy", "full", "--kv-ratio", "1.0").returncode == 0
+    for name, value in (("--kv-policy", "h2o"), ("--kv-ratio", "0.5")):
+        done = run_bench(*small, name, value)
+        assert done.returncode == 2 and done.stdout == "" and name in done.stderr and value in done.stderr
 
 
 def test_table_has_a_line_per_run():
