@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "commands/bench_machine.h"
 
+#include "engine/clock.h"
 #include "engine/cpu/threads.h"
 #include "engine/engine.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -143,12 +143,6 @@ static void read_chunk(void *context, uint32_t chunk, uint32_t thread) {
     uint64_t sum = work->sum(data, READ_CHUNK_BYTES / sizeof *data);
     if (sum == 1) /* never: the buffer is filled so that every sum is even; but the compiler cannot know */
         work->sink = sum;
-}
-
-static double clock_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 double bench_read_seconds(uint64_t bytes, uint32_t threads) {

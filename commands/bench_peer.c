@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "commands/bench_peer.h"
 
+#include "engine/clock.h"
+
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -46,9 +48,7 @@ static int spawn_child(const struct bench_peer_options *options, int child_end, 
 }
 
 static int64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)(clock_seconds() * 1e3);
 }
 
 /* Waits for the child; a child that does not end is killed. The wait status, or 0 when there is none. */

@@ -6,8 +6,9 @@
  * and output, its standard error is ours. It answers
  *   (after its start)              ready TEXT      TEXT: name, version and instruction sets
  *   prefill N                      seconds S       N tokens into an empty sequence, logits of the last one
- *   decode N depth D batch B       seconds S       N steps of B sequences, each with D tokens before, logits of each
- * row anything that it cannot do     error TEXT and ends at the end of its input. It answers only when its threads are
+ *   decode N depth D batch B       seconds S       N steps of B sequences, each with D tokens before; logits of all
+ *   (what it cannot do)            error TEXT
+ * and ends at the end of its input. It answers only when its threads are
  * idle again, so that our runs have the machine for themselves; ours are idle while it works.
  */
 #ifndef COMMANDS_BENCH_PEER_H

@@ -3,6 +3,8 @@
  * The part of bench_work.h that goes through the scheduler. */
 #include "commands/bench_work.h"
 
+#include "engine/clock.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +23,7 @@ struct bench_server {
 struct wait {
     bool first;     /* the first token is there, or there will be none */
     bool last;      /* the request is ours again */
-    double last_at; /* bench_clock at delivery */
+    double last_at; /* clock_seconds at delivery */
     double queued;
     double prefill;
     enum finish_reason finish;
@@ -80,7 +82,7 @@ static void handle_output(void *context, const struct output *output) {
     }
     if (output->last) {
         wait->last = true;
-        wait->last_at = bench_clock();
+        wait->last_at = clock_seconds();
     }
 }
 
@@ -132,7 +134,7 @@ static int run_request(struct bench_server *server, uint32_t tokens, uint32_t ma
     if (request == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for a request of %u tokens", tokens);
     request->user = &wait;
-    double start = bench_clock();
+    double start = clock_seconds();
     int code = scheduler_submit(server->scheduler, request, error);
     if (code != 0) {
         request_free(request);
@@ -140,7 +142,7 @@ static int run_request(struct bench_server *server, uint32_t tokens, uint32_t ma
     }
     if (cancel) {
         wait_until(server, &wait.first);
-        double cancelled = bench_clock();
+        double cancelled = clock_seconds();
         scheduler_cancel(server->scheduler, request);
         wait_until(server, &wait.last);
         times->cancel = wait.last_at - cancelled;

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "commands/bench_work.h"
 
+#include "engine/clock.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-double bench_clock(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* Token `position` of sequence `sequence`: no two sequences begin alike. */
 static int32_t fixed_token(const struct engine *engine, uint32_t sequence, uint32_t position) {
@@ -68,11 +63,11 @@ int bench_prefill(struct engine *engine, uint32_t tokens, double *seconds, struc
         return error_set(error, ERROR_MEMORY, "no memory for a sequence");
     uint32_t row = 0;
     struct sample_result result;
-    double start = bench_clock();
+    double start = clock_seconds();
     code = fill(engine, sequence, 0, tokens, true, error);
     if (code == 0)
         code = engine_sample(engine, &row, &greedy, 1, &result, error);
-    *seconds = bench_clock() - start;
+    *seconds = clock_seconds() - start;
     sequence_free(sequence);
     return code;
 }
@@ -159,10 +154,10 @@ static int decode_once(struct bench_decode *work, struct decode_step *step, uint
 int bench_decode_run(struct bench_decode *work, double *seconds, struct error *error) {
     struct decode_step step = {0};
     int code = decode_step_create(&step, work, error);
-    double start = bench_clock();
+    double start = clock_seconds();
     for (uint32_t i = 0; i < work->steps && code == 0; i++)
         code = decode_once(work, &step, i, error);
-    *seconds = bench_clock() - start;
+    *seconds = clock_seconds() - start;
     decode_step_free(&step, work->batch);
     return code;
 }

@@ -11,8 +11,6 @@
 #include "engine/engine.h"
 #include "engine/scheduler.h"
 
-double bench_clock(void); /* seconds, monotonic */
-
 /* Prefill of one prompt of `tokens` tokens in steps of the engine's batch_rows, and its first token, greedily. */
 int bench_prefill(struct engine *engine, uint32_t tokens, double *seconds, struct error *error);
 

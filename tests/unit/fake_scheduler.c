@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/fake_scheduler.h"
 
+#include "engine/clock.h"
 #include "engine/text_stream.h"
 
 #include <pthread.h>
@@ -41,12 +42,6 @@ struct scheduler {
     struct fake_output *outputs, **outputs_tail;
     struct scheduler_stats stats;
 };
-
-static double fake_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 static void *fake_allocate(size_t bytes) {
     void *memory = calloc(1, bytes == 0 ? 1 : bytes);
@@ -152,7 +147,7 @@ static struct fake_output *fake_make_output(
         fake_add_tokens(request, prompt, choice, output);
     output->generated = choice->generated - choice->published;
     choice->published = choice->generated;
-    output->time_s = fake_now();
+    output->time_s = clock_seconds();
     if (finish == FINISH_NONE)
         return node;
     choice->finished = true;
@@ -203,7 +198,7 @@ static void fake_step_choice(struct scheduler *s, struct fake_task *task, uint32
         choice->generated++;
         s->stats.generated_tokens++;
         if (task->first_s == 0)
-            task->first_s = fake_now();
+            task->first_s = clock_seconds();
     }
     if (stopped)
         finish = FINISH_STOP;
@@ -242,7 +237,7 @@ static void fake_step(struct scheduler *s) {
             fake_end_task(s, task);
         if (!task->running && fake_may_start(s, task, running)) {
             task->running = true;
-            task->started_s = fake_now();
+            task->started_s = clock_seconds();
             for (uint32_t i = 0; i < task->request->prompts_count; i++)
                 s->stats.prompt_tokens += task->request->prompts[i].count;
         }
@@ -329,7 +324,7 @@ int scheduler_submit(struct scheduler *s, struct request *request, struct error 
     task->request = request;
     task->choices_count = task->unfinished = request->prompts_count * request->n;
     task->choices = fake_allocate(task->choices_count * sizeof *task->choices);
-    task->submitted_s = fake_now();
+    task->submitted_s = clock_seconds();
     pthread_mutex_lock(&s->lock);
     unsigned waiting = 0;
     struct fake_task **link = &s->tasks;
