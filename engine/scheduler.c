@@ -76,19 +76,34 @@ static void add_output(struct scheduler *s, struct output_node *node) {
     s->made_tail = &node->next;
 }
 
+/* Memory of the running sequences. */
+static void count_memory(struct scheduler *s) {
+    const struct model_shape *shape = &engine_model(s->engine)->shape;
+    uint64_t seen = 0, slots = 0, pages = 0, pages_full = 0;
+    for (uint32_t i = 0; i < s->running_count; i++) {
+        const struct kv_sequence *kv = sequence_kv(s->running[i]->sequence);
+        uint32_t length = kv_sequence_length(kv);
+        for (uint32_t layer = 0; layer < shape->layers; layer++)
+            for (uint32_t head = 0; head < shape->kv_heads; head++)
+                slots += kv_sequence_slots(kv, layer, head);
+        seen += length;
+        pages += kv_sequence_pages_held(kv);
+        pages_full += (uint64_t)(length + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * s->heads;
+    }
+    size_t page_bytes = kv_cache_pool(engine_kv_cache(s->engine))->page_bytes;
+    s->counters.kv_tokens_seen = seen;
+    s->counters.kv_tokens_kept = slots / s->heads;
+    s->counters.kv_bytes = pages * page_bytes;
+    s->counters.kv_bytes_full = pages_full * page_bytes;
+}
+
 static void publish(struct scheduler *s) {
     struct scheduler_stats *c = &s->counters;
     c->requests_running = s->running_count;
     c->requests_waiting = s->waiting_count;
     c->pages_total = kv_cache_pages_total(engine_kv_cache(s->engine));
     c->pages_free = kv_cache_pages_free(engine_kv_cache(s->engine));
-    c->kv_tokens_seen = 0;
-    uint64_t pages = 0;
-    for (uint32_t i = 0; i < s->running_count; i++) {
-        c->kv_tokens_seen += sequence_length(s->running[i]->sequence);
-        pages += kv_sequence_pages_held(sequence_kv(s->running[i]->sequence));
-    }
-    c->kv_bytes = pages * kv_cache_pool(engine_kv_cache(s->engine))->page_bytes;
+    count_memory(s);
     pthread_mutex_lock(&s->mutex);
     s->stats = *c;
     bool wake = s->outputs == NULL && s->made != NULL;

@@ -135,8 +135,11 @@ struct scheduler_stats {
     uint64_t generated_tokens;
     uint64_t preemptions;
     uint64_t steps;
-    uint64_t kv_tokens_seen; /* over running sequences */
-    uint64_t kv_bytes;       /* held by running sequences */
+    /* Over running sequences: */
+    uint64_t kv_tokens_seen;
+    uint64_t kv_tokens_kept; /* mean over layers and heads */
+    uint64_t kv_bytes;       /* of the pages they hold, each sequence's counted whole where pages are shared */
+    uint64_t kv_bytes_full;  /* of the pages they would hold if all tokens were kept */
 };
 void scheduler_get_stats(struct scheduler *scheduler, struct scheduler_stats *out);
 

@@ -106,7 +106,12 @@ static void metrics_write_stats(const struct scheduler_stats *stats, const char 
     metrics_value(out, "num_requests_waiting", "gauge", "Requests queued or preempted", label, stats->requests_waiting);
     metrics_value(out, "kv_cache_usage_perc", "gauge", "KV pages in use, 1 is all", label, used);
     metrics_value(out, "kv_bytes", "gauge", "KV bytes held by running sequences", label, (double)stats->kv_bytes);
+    metrics_value(out, "kv_bytes_full", "gauge", "KV bytes of running sequences if all tokens were kept", label,
+        (double)stats->kv_bytes_full);
     metrics_value(out, "kv_tokens_seen", "gauge", "Tokens of running sequences", label, (double)stats->kv_tokens_seen);
+    metrics_value(out, "kv_tokens_kept", "gauge",
+        "Tokens of running sequences that are cached, mean over layers and heads", label,
+        (double)stats->kv_tokens_kept);
     metrics_value(out, "prefix_cache_queries_total", "counter", "Prompt tokens looked up in shared prefixes", label,
         (double)stats->prefix_queries);
     metrics_value(out, "prefix_cache_hits_total", "counter", "Prompt tokens reused from shared prefixes", label,

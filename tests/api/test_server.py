@@ -95,7 +95,7 @@ def test_metrics(server):
     assert delta["inter_token_latency_seconds_count"] == 8
     assert delta["request_generation_tokens_sum"] == 10
     names = "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total " \
-        "prefix_cache_hits_total num_preemptions_total"
+        "prefix_cache_hits_total num_preemptions_total kv_tokens_seen kv_tokens_kept kv_bytes kv_bytes_full"
     assert set(names.split()) <= set(after)
     assert 0 <= after["kv_cache_usage_perc"] <= 1
 

@@ -445,6 +445,28 @@ static void stopping_ends_everything(void **state) {
     serving_free(serving);
 }
 
+static void memory_of_running_requests_is_counted(void **state) {
+    (void)state;
+    struct serving *serving = serving_create(&(struct serving_options){.lockstep = true});
+    const struct model_shape *shape = &engine_model(serving_engine(serving))->shape;
+    uint64_t heads = shape->layers * shape->kv_heads;
+    uint64_t page = kv_cache_pool(engine_kv_cache(serving_engine(serving)))->page_bytes;
+    struct call *a = submit(serving, serving_request(60, 1, 40)), *b = submit(serving, serving_request(70, 2, 40));
+    serving_wait_output(serving, a, 1);
+    serving_wait_output(serving, b, 1);
+    uint32_t length = 60 + a->answers[0].generated - 1 + 70 + b->answers[0].generated - 1;
+    struct scheduler_stats stats;
+    scheduler_get_stats(serving_scheduler(serving), &stats);
+    assert_int_equal(stats.requests_running, 2);
+    assert_int_equal(stats.kv_tokens_seen, length);
+    assert_int_equal(stats.kv_tokens_kept, length);
+    assert_int_equal(stats.kv_bytes, (4 + 5) * heads * page);
+    assert_int_equal(stats.kv_bytes_full, (4 + 5) * heads * page);
+    serving_run_free(serving);
+    serving_wait_all(serving);
+    serving_free(serving);
+}
+
 /* Preemption takes from those admitted last: equal requests end in the order in which they came. */
 static void preempted_requests_keep_their_place(void **state) {
     (void)state;
@@ -526,6 +548,7 @@ int main(void) {
         cmocka_unit_test(cancelling_ends_only_its_own_request),
         cmocka_unit_test(stopping_ends_everything),
         cmocka_unit_test(prompt_logprobs_equal_those_of_generation),
+        cmocka_unit_test(memory_of_running_requests_is_counted),
         cmocka_unit_test(preempted_requests_keep_their_place),
         cmocka_unit_test(nothing_is_lost_under_stress),
     };
