@@ -413,9 +413,16 @@ struct request *request_create(void) {
     return request;
 }
 
+int request_prepare(struct request *request, const struct tokenizer *tokenizer, struct error *error) {
+    if (request->task == NULL)
+        request->task = task_create(request, tokenizer);
+    return request->task != NULL ? 0 : error_set(error, ERROR_MEMORY, "no memory for the request");
+}
+
 void request_free(struct request *request) {
     if (request == NULL)
         return;
+    task_free(request->task);
     for (uint32_t i = 0; i < request->prompts_count; i++)
         free(request->prompts[i].tokens);
     for (uint32_t i = 0; i < request->stops_count; i++)

@@ -746,19 +746,20 @@ static int send_command(struct scheduler *s, struct command *command, struct err
 
 int scheduler_submit(struct scheduler *s, struct request *request, struct error *error) {
     int code = check_request(s, request, error);
+    if (code == 0)
+        code = request_prepare(request, s->tokenizer, error);
     if (code != 0)
         return code;
     struct command *command = calloc(1, sizeof *command);
-    struct task *task = task_create(request, s->tokenizer);
-    if (command == NULL || task == NULL) {
-        code = error_set(error, ERROR_MEMORY, "no memory for the request");
-    } else {
-        task->submitted_s = clock_seconds();
-        command->submit = task;
-        code = send_command(s, command, error);
-    }
+    if (command == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for the request");
+    struct task *task = request->task;
+    task->submitted_s = clock_seconds();
+    command->submit = task;
+    request->task = NULL;
+    code = send_command(s, command, error);
     if (code != 0) {
-        task_free(task);
+        request->task = task;
         free(command);
     }
     return code;

@@ -51,10 +51,16 @@ struct request {
     int logprobs;      /* -1: none, 0..SAMPLE_TOP_MAX: report the chosen token and that many most likely ones */
     bool skip_special; /* text of special tokens is left out of the output (default of the APIs: true) */
     void *user;        /* the submitter's */
+    struct task *task; /* request_prepare's */
 };
 
 struct request *request_create(void);       /* zeroed, with the API's defaults; NULL on failed allocation */
 void request_free(struct request *request); /* frees prompts and stops too; NULL allowed */
+
+struct task;
+/* Does the part of scheduler_submit that takes time in proportion to prompts and choices, for callers that must not
+ * wait: on another thread, when the request is complete (id and user excepted). ERROR_MEMORY. */
+int request_prepare(struct request *request, const struct tokenizer *tokenizer, struct error *error);
 
 /* One token that came out (or, with echo, one of the prompt). */
 struct output_token {

@@ -186,9 +186,12 @@ struct parse_context generation_context(const struct exchange *exchange) {
 static void generation_job_run(void *state) {
     struct generation_job *job = state;
     const struct buffer *text = &job->exchange->body;
+    struct error error;
     json_t *body = fields_parse(text->data, text->length, &job->fault);
     job->failed = body == NULL || job->parse(body, &job->context, &job->plan, &job->fault) != 0;
     json_decref(body);
+    if (!job->failed && request_prepare(job->plan.request, job->context.tokenizer, &error) != 0)
+        job->failed = fault_memory(&job->fault);
 }
 
 static void generation_job_done(void *state) {

@@ -59,6 +59,11 @@ struct request *request_create(void) {
     return request;
 }
 
+int request_prepare(struct request *request, const struct tokenizer *tokenizer, struct error *error) {
+    (void)request, (void)tokenizer, (void)error;
+    return 0;
+}
+
 void request_free(struct request *request) {
     if (request == NULL)
         return;

@@ -312,6 +312,22 @@ static void whole_answer_equals_the_stream(void **state) {
     serving_free(serving);
 }
 
+/* Prepared, and then given up or submitted. */
+static void prepared_requests_answer_alike(void **state) {
+    (void)state;
+    struct serving *serving = serving_create(&(struct serving_options){0});
+    struct error error;
+    struct call *plain = submit(serving, case_request(1));
+    struct request *request = case_request(1), *dropped = case_request(1);
+    assert_int_equal(request_prepare(dropped, serving_tokenizer(serving), &error), 0);
+    assert_int_equal(request_prepare(request, serving_tokenizer(serving), &error), 0);
+    request_free(dropped);
+    struct call *prepared = submit(serving, request);
+    serving_wait_all(serving);
+    assert_true(answers_equal(&plain->answers[0], &prepared->answers[0]));
+    serving_free(serving);
+}
+
 static void stop_string_cuts_text_and_entries(void **state) {
     (void)state;
     struct serving *serving = serving_create(&(struct serving_options){0});
@@ -542,6 +558,7 @@ int main(void) {
         cmocka_unit_test(echo_gives_the_prompt_and_its_logprobs),
         cmocka_unit_test(echo_of_text_alone_computes_nothing),
         cmocka_unit_test(whole_answer_equals_the_stream),
+        cmocka_unit_test(prepared_requests_answer_alike),
         cmocka_unit_test(stop_string_cuts_text_and_entries),
         cmocka_unit_test(bad_requests_are_refused),
         cmocka_unit_test(full_queue_refuses),
