@@ -76,12 +76,17 @@ static int chat_read_message(
     const char *role = NULL;
     snprintf(name, sizeof name, "messages[%zu]", number);
     if (!json_is_object(item))
-        return fault_invalid(fault, name, "%s must be an object", name);
+        return fault_invalid(fault, name, "%s must be an object, not %s", name, field_type(item));
     if (json_is_string(field_get(item, "role")))
         role = chat_role(json_string_value(field_get(item, "role")));
     if (role == NULL) {
+        const json_t *given = field_get(item, "role");
         snprintf(name, sizeof name, "messages[%zu].role", number);
-        return fault_invalid(fault, name, "%s must be one of system, developer, user, assistant, tool, function", name);
+        return fault_invalid(fault, name,
+            "%s is %.40s; it must be one of system, developer, user, assistant, tool, function", name,
+            given == NULL           ? "missing"
+            : json_is_string(given) ? json_string_value(given)
+                                    : field_type(given));
     }
     message->role = role;
     if (field_get(item, "tool_calls") != NULL && json_array_size(field_get(item, "tool_calls")) > 0)
@@ -91,7 +96,8 @@ static int chat_read_message(
     if (json_is_array(content))
         return chat_join_parts(content, name, message, joined, fault);
     if (!json_is_string(content) && !(content == NULL && strcmp(role, "assistant") == 0))
-        return fault_invalid(fault, name, "%s must be a string or an array of text parts", name);
+        return fault_invalid(fault, name, "%s must be a string or an array of text parts, not %s", name,
+            content == NULL ? "null" : field_type(content));
     message->content = content == NULL ? "" : json_string_value(content);
     message->content_bytes = content == NULL ? 0 : json_string_length(content);
     return 0;
@@ -144,7 +150,8 @@ static int chat_read_logprobs(const json_t *body, struct request *request, struc
         field_integer(body, "top_logprobs", 0, TOP_LOGPROBS_MAX, &top, fault) != 0)
         return -1;
     if (top > 0 && !logprobs)
-        return fault_invalid(fault, "top_logprobs", "top_logprobs is only allowed when logprobs is true");
+        return fault_invalid(
+            fault, "top_logprobs", "top_logprobs is %lld; it is only allowed when logprobs is true", (long long)top);
     request->logprobs = logprobs ? (int)top : -1;
     return 0;
 }
@@ -158,8 +165,8 @@ static int chat_check_tools(const json_t *body, struct fault *fault) {
             continue;
         const char *value = json_is_string(choice) ? json_string_value(choice) : "";
         if (strcmp(value, "none") != 0 && strcmp(value, "auto") != 0)
-            return fault_invalid(
-                fault, names[i], "%s other than none or auto is not supported by this server", names[i]);
+            return fault_invalid(fault, names[i], "%s is '%.40s'; only none and auto are supported by this server",
+                names[i], json_is_string(choice) ? value : field_type(choice));
     }
     const json_t *modalities = field_get(body, "modalities");
     size_t i;

@@ -34,7 +34,8 @@ static size_t completions_count(const json_t *prompt, struct fault *fault) {
     if (!json_is_array(prompt) || json_array_size(prompt) == 0) {
         fault_invalid(fault, "prompt",
             "prompt must be a string, an array of strings, an array of token ids or an array of arrays of token ids, "
-            "and not empty");
+            "not %s",
+            json_is_array(prompt) ? "an empty array" : field_type(prompt));
         return 0;
     }
     const json_t *first = json_array_get(prompt, 0);
@@ -47,9 +48,8 @@ static size_t completions_count(const json_t *prompt, struct fault *fault) {
         if (text ? json_is_string(item) : json_is_array(item))
             continue;
         fault_invalid(fault, "prompt",
-            "entry %zu of prompt is neither of the kind of the first nor allowed: all "
-            "entries must be strings, or all token ids, or all arrays of token ids",
-            i);
+            "entry %zu of prompt is %s: all entries must be strings, or all token ids, or all arrays of token ids", i,
+            field_type(item));
         return 0;
     }
     return json_array_size(prompt);

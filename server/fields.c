@@ -72,7 +72,7 @@ json_t *field_get(const json_t *object, const char *name) {
     return json_is_null(value) ? NULL : value;
 }
 
-static const char *field_type(const json_t *value) {
+const char *field_type(const json_t *value) {
     switch (json_typeof(value)) {
     case JSON_OBJECT:
         return "an object";

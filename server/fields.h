@@ -28,6 +28,8 @@ int field_number(const json_t *object, const char *name, double low, double high
 int field_boolean(const json_t *object, const char *name, bool *value, struct fault *);
 int field_string(const json_t *object, const char *name, const char **value, struct fault *); /* without NUL inside */
 
+const char *field_type(const json_t *value); /* "an array", "a number", ...: for messages */
+
 /* The integer a JSON number stands for (also 2.0); false for anything else. */
 bool fields_as_integer(const json_t *number, int64_t *value);
 

@@ -142,8 +142,11 @@ static uint64_t exchange_announced(const struct exchange *exchange) {
     return length == NULL ? 0 : strtoull(length, NULL, 10);
 }
 
+/* The size that is refused is the announced one, or what has come of a chunked body. */
 static int exchange_refuse_size(struct exchange *exchange) {
-    return fault_set(&exchange->refusal, 413, NULL, NULL, "the body is larger than the limit of %zu bytes",
+    uint64_t announced = exchange_announced(exchange);
+    return fault_set(&exchange->refusal, 413, NULL, NULL, "the body has %s%llu bytes; the limit is %zu",
+        announced > 0 ? "" : "at least ", (unsigned long long)(announced > 0 ? announced : exchange->body_bytes),
         exchange->server->config->max_body);
 }
 

@@ -48,9 +48,10 @@ static int params_read_sampling(const json_t *body, struct sample_params *sampli
     return params_read_seed(body, sampling, fault);
 }
 
-static int params_add_stop(struct request *request, const json_t *stop, struct fault *fault) {
+static int params_add_stop(struct request *request, const json_t *stop, bool array, struct fault *fault) {
     if (!json_is_string(stop))
-        return fault_invalid(fault, "stop", "stop must be a string or an array of strings");
+        return fault_invalid(fault, "stop", "stop must be a string or an array of strings, not %s%s",
+            array ? "an array with " : "", field_type(stop));
     const char *text = json_string_value(stop);
     if (text[0] == '\0' || strlen(text) != json_string_length(stop))
         return fault_invalid(fault, "stop", "a stop string must not be empty and must not contain NUL");
@@ -73,8 +74,9 @@ static int params_read_stops(const json_t *body, struct request *request, struct
     request->stops = calloc(count, sizeof *request->stops);
     if (request->stops == NULL)
         return fault_memory(fault);
+    bool array = json_is_array(stop);
     for (size_t i = 0; i < count; i++)
-        if (params_add_stop(request, json_is_array(stop) ? json_array_get(stop, i) : stop, fault) != 0)
+        if (params_add_stop(request, array ? json_array_get(stop, i) : stop, array, fault) != 0)
             return -1;
     return 0;
 }
@@ -88,7 +90,7 @@ static int params_read_stream(const json_t *body, struct plan *plan, struct faul
     if (options == NULL)
         return 0;
     if (!json_is_object(options))
-        return fault_invalid(fault, "stream_options", "stream_options must be an object");
+        return fault_invalid(fault, "stream_options", "stream_options must be an object, not %s", field_type(options));
     if (!stream)
         return fault_invalid(fault, "stream_options", "stream_options is only allowed when stream is true");
     return field_boolean(options, "include_usage", &plan->include_usage, fault);
@@ -97,7 +99,7 @@ static int params_read_stream(const json_t *body, struct plan *plan, struct faul
 /* best_of asks for more candidates than choices: only the case without any is served. */
 static int params_check_best_of(const json_t *body, uint32_t n, struct fault *fault) {
     int64_t best_of = n;
-    if (field_integer(body, "best_of", 0, 128, &best_of, fault) != 0)
+    if (field_integer(body, "best_of", 0, BEST_OF_MAX, &best_of, fault) != 0)
         return -1;
     if (best_of == n || best_of == 0)
         return 0;
@@ -111,13 +113,13 @@ static int params_check_format(const json_t *body, struct fault *fault) {
         return 0;
     const char *type = NULL;
     if (!json_is_object(format))
-        return fault_invalid(fault, "response_format", "response_format must be an object");
+        return fault_invalid(fault, "response_format", "response_format must be an object, not %s", field_type(format));
     if (field_string(format, "type", &type, fault) != 0)
         return -1;
     if (type != NULL && strcmp(type, "text") == 0)
         return 0;
-    return fault_invalid(
-        fault, "response_format", "response_format of a type other than text is not supported by this server");
+    return fault_invalid(fault, "response_format",
+        "response_format of type '%.40s' is not supported by this server; only text is", type == NULL ? "" : type);
 }
 
 int params_read(const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault) {

@@ -11,6 +11,7 @@
  * | top_p          | 0 to 1; 0 keeps one token     | 1       |
  * | top_k          | -1 or 0 (all), or more        | all     |
  * | min_p          | 0 to 1                        | 0       |
+ * | best_of        | 0 to 20: n, or 0              | n       |
  * | stop           | string or up to 4, not empty  | none    |
  * | ignore_eos     | boolean                       | false   |
  * | stream         | boolean                       | false   |
@@ -24,7 +25,7 @@
 #include "engine/scheduler.h"
 #include "server/fields.h"
 
-enum { CHOICES_MAX = 2048, STOPS_MAX = 4, N_MAX = 128 };
+enum { CHOICES_MAX = 2048, STOPS_MAX = 4, N_MAX = 128, BEST_OF_MAX = 20 };
 
 /* What the parsers know of the server. */
 struct parse_context {

@@ -271,5 +271,5 @@ def test_context_is_a_limit(start_server):
 def test_many_choices(server):
     reply = server.complete(prompt=STORY, n=128, max_tokens=2, seed=1)
     assert [choice["index"] for choice in reply["choices"]] == list(range(128))
-    assert reply["usage"]["completion_tokens"] == sum(1 for _ in range(128)) * 2
+    assert reply["usage"]["completion_tokens"] == 128 * 2
     assert reply["usage"]["prompt_tokens"] == len(server.tokenize(STORY))

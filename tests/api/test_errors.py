@@ -59,6 +59,26 @@ def test_bad_values(server, body, param):
     assert server.metrics()["prompt_tokens_total"] == before
 
 
+@pytest.mark.parametrize("path, body, words", [
+    (COMPLETION, dict(prompt="a", n=129), "n 129 128"), (COMPLETION, dict(prompt="a", temperature=2.5), "temperature 2.5 2"),
+    (COMPLETION, dict(prompt="a", logprobs=6), "logprobs 6 5"), (COMPLETION, dict(prompt="a", max_tokens=-1), "max_tokens -1 0"),
+    (COMPLETION, dict(prompt="a", n=21, best_of=21), "best_of 21 20"), (COMPLETION, dict(prompt="a", stop=list("abcde")), "stop 5 4"),
+    (COMPLETION, dict(prompt="a", stop={}), "stop object string"), (COMPLETION, dict(prompt="a", stop=[7]), "stop number string"),
+    (COMPLETION, dict(prompt={}), "prompt object string"), (COMPLETION, dict(prompt=["a", 7]), "prompt 1 number strings"),
+    (COMPLETION, dict(prompt=[1, 2, 300]), "prompt 300 259"), (COMPLETION, dict(prompt=["a"] * 20, n=128), "20 128 2560 2048"),
+    (COMPLETION, dict(prompt="a", stream=True, stream_options=3), "stream_options number object"),
+    (COMPLETION, dict(prompt=[1] * 9000), "9000 8192"), (COMPLETION, b"x" * 70000, "70000 65536"),
+    (CHAT, dict(messages=USER, top_logprobs=21), "top_logprobs 21 20"), (CHAT, dict(messages=USER, top_logprobs=2), "top_logprobs 2"),
+    (CHAT, dict(messages=[{"role": "king"}]), "messages[0].role king user"),
+    (CHAT, dict(messages=[{"role": "user", "content": 4}]), "messages[0].content number string"),
+    (CHAT, dict(messages=USER, tool_choice="required"), "tool_choice required auto")])
+def test_messages_name_parameter_value_and_limit(fake, path, body, words):
+    reply = fake.post(path, body)
+    assert reply.status in (400, 413)
+    message = reply.json["error"]["message"]
+    assert [word for word in words.split() if word not in message] == [], message
+
+
 CHATS = [
     (dict(), "messages"), (dict(messages=[]), "messages"), (dict(messages=["hi"]), "messages[0]"),
     (dict(messages=[{"content": "x"}]), "messages[0].role"), (dict(messages=[{"role": "king", "content": "x"}]), "messages[0].role"),
@@ -128,7 +148,6 @@ def test_faults_before_and_after_the_first_token(fake):
     from conftest import Stream
     fake.post(COMPLETION, {"prompt": "!fail"}).expect_error(500, "server_error")
     fake.post(COMPLETION, {"prompt": "!fail", "stream": True}).expect_error(500, "server_error")
-    fake.post(CHAT, {"messages": USER, "n": 2})
     fake.post(COMPLETION, {"prompt": "!late"}).expect_error(500, "server_error")
     fake.post(COMPLETION, {"prompt": ["ok", "!fail"], "max_tokens": 2}).expect_error(500, "server_error")
     events = list(Stream(fake, COMPLETION, prompt="!late"))
