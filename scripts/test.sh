@@ -13,7 +13,7 @@ build       150 everything with -Werror
 format       10 clang-format, where version 14 of it is installed
 unit        120 unit, model and parity tests (meson)
 logits      180 pytest tests/model: tokenizer and logits beside other implementations
-api         120 pytest tests/api: real clients against the server
+api          60 pytest tests/api: real clients against the server
 bench       120 pytest tests/bench: what bench prints
 readme       30 pytest tests/readme: the examples of README.md as printed
 sanitizers  420 unit, parity and API tests with address and undefined-behaviour sanitizers

@@ -11,10 +11,10 @@
 enum { TOP_LOGPROBS_MAX = 20 };
 
 static const char *const known[] = {PARAMS_KNOWN, "messages", "max_tokens", "max_completion_tokens", "logprobs",
-    "top_logprobs", "parallel_tool_calls", "tool_choice", "function_call", "modalities", "reasoning_effort",
-    "verbosity", NULL};
+    "top_logprobs", "parallel_tool_calls", "tool_choice", "function_call", "modalities", NULL};
 static const struct field_unsupported unsupported[] = {PARAMS_UNSUPPORTED, {"audio", REFUSE_PRESENT},
-    {"web_search_options", REFUSE_PRESENT}, {"echo", REFUSE_TRUE}, {"prompt", REFUSE_PRESENT},
+    {"web_search_options", REFUSE_PRESENT}, {"reasoning_effort", REFUSE_PRESENT}, {"verbosity", REFUSE_PRESENT},
+    {"add_special_tokens", REFUSE_TRUE}, {"echo", REFUSE_TRUE}, {"prompt", REFUSE_PRESENT},
     {"continue_final_message", REFUSE_TRUE}, {"chat_template", REFUSE_PRESENT}, {"documents", REFUSE_NONEMPTY},
     {NULL, REFUSE_PRESENT}};
 
@@ -123,7 +123,6 @@ static int chat_read_prompt(
     const json_t *body, const struct parse_context *context, struct request *request, struct fault *fault) {
     struct chat_input input = {0};
     struct token_list ids = {0};
-    struct error error;
     char *prompt = NULL;
     size_t bytes = 0;
     int failed = chat_read_messages(body, &input, fault);
@@ -131,10 +130,11 @@ static int chat_read_prompt(
         goto done;
     request->prompts = calloc(1, sizeof *request->prompts);
     prompt = chat_render(input.messages, input.count, true, &bytes);
-    if (request->prompts == NULL || prompt == NULL ||
-        tokenizer_encode(context->tokenizer, prompt, bytes, true, &ids, &error) != 0)
+    if (request->prompts == NULL || prompt == NULL)
         failed = fault_memory(fault);
-    else
+    if (failed == 0)
+        failed = params_encode(prompt, bytes, false, true, context, &ids, fault);
+    if (failed == 0)
         failed = params_add_prompt(request, &ids, context, "messages", fault);
 done:
     free(prompt);

@@ -7,7 +7,8 @@
 
 enum { LOGPROBS_MAX = 5, MAX_TOKENS_DEFAULT = 16 };
 
-static const char *const known[] = {PARAMS_KNOWN, "prompt", "max_tokens", "logprobs", "echo", NULL};
+static const char *const known[] = {
+    PARAMS_KNOWN, "add_special_tokens", "prompt", "max_tokens", "logprobs", "echo", NULL};
 static const struct field_unsupported unsupported[] = {
     PARAMS_UNSUPPORTED, {"suffix", REFUSE_NONEMPTY}, {"max_completion_tokens", REFUSE_PRESENT}, {NULL, REFUSE_PRESENT}};
 

@@ -180,16 +180,23 @@ static int32_t params_first_token(const struct parse_context *context) {
     return 0;
 }
 
-int params_encode_prompt(const char *text, size_t bytes, bool add_special, const struct parse_context *context,
-    struct token_list *ids, struct fault *fault) {
+int params_encode(const char *text, size_t bytes, bool add_special, bool parse_special,
+    const struct parse_context *context, struct token_list *ids, struct fault *fault) {
     struct error error;
     bool failed = false;
     if (add_special && tokenizer_adds_bos(context->tokenizer) && tokenizer_bos(context->tokenizer) >= 0)
         failed = token_list_append(ids, tokenizer_bos(context->tokenizer)) != 0;
-    failed = failed || tokenizer_encode(context->tokenizer, text, bytes, true, ids, &error) != 0;
-    if (!failed && ids->count == 0)
-        failed = token_list_append(ids, params_first_token(context)) != 0;
+    failed = failed || tokenizer_encode(context->tokenizer, text, bytes, parse_special, ids, &error) != 0;
     return failed ? fault_memory(fault) : 0;
+}
+
+int params_encode_prompt(const char *text, size_t bytes, bool add_special, const struct parse_context *context,
+    struct token_list *ids, struct fault *fault) {
+    if (params_encode(text, bytes, add_special, true, context, ids, fault) != 0)
+        return -1;
+    if (ids->count == 0 && token_list_append(ids, params_first_token(context)) != 0)
+        return fault_memory(fault);
+    return 0;
 }
 
 int params_read_tokens(const json_t *array, const char *name, const struct parse_context *context,

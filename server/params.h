@@ -62,7 +62,11 @@ int params_read_limit(const json_t *body, const char *name, int64_t low, const s
 int params_add_prompt(struct request *request, struct token_list *ids, const struct parse_context *context,
     const char *parameter, struct fault *fault);
 
-/* Text as a prompt: with the model's BOS token in front if it wants one. Empty text becomes the BOS token, or else the
+/* Text as tokens: with the model's BOS token in front if add_special and the model wants one. */
+int params_encode(const char *text, size_t bytes, bool add_special, bool parse_special,
+    const struct parse_context *context, struct token_list *ids, struct fault *fault);
+
+/* Text as a prompt, special tokens parsed. Empty text becomes the BOS token, or else the
  * first end token of the vocabulary, so that there is something to continue. */
 int params_encode_prompt(const char *text, size_t bytes, bool add_special, const struct parse_context *context,
     struct token_list *ids, struct fault *fault);
@@ -77,16 +81,16 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
 /* Known to both endpoints, and known but unsupported in both (struct field_unsupported). */
 #define PARAMS_KNOWN                                                                                                   \
     "model", "n", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "stream", "stream_options",  \
-        "skip_special_tokens", "add_special_tokens", "user", "metadata", "store", "service_tier", "safety_identifier", \
-        "prompt_cache_key", "prompt_cache_retention", "priority", "cache_prompt", "request_id",                        \
-        "spaces_between_special_tokens", "best_of", "response_format"
+        "skip_special_tokens", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",   \
+        "prompt_cache_retention", "cache_prompt", "request_id", "spaces_between_special_tokens", "best_of",            \
+        "response_format"
 #define PARAMS_UNSUPPORTED                                                                                             \
     {"logit_bias", REFUSE_NONEMPTY}, {"presence_penalty", REFUSE_NONZERO}, {"frequency_penalty", REFUSE_NONZERO},      \
         {"repetition_penalty", REFUSE_NOT_ONE}, {"repeat_penalty", REFUSE_NOT_ONE},                                    \
         {"length_penalty", REFUSE_NOT_ONE}, {"typical_p", REFUSE_NOT_ONE}, {"mirostat", REFUSE_NONZERO},               \
         {"dry_multiplier", REFUSE_NONZERO}, {"xtc_probability", REFUSE_NONZERO}, {"use_beam_search", REFUSE_TRUE},     \
-        {"early_stopping", REFUSE_TRUE}, {"min_tokens", REFUSE_NONZERO}, {"stop_token_ids", REFUSE_NONEMPTY},          \
-        {"bad_words", REFUSE_NONEMPTY}, {"allowed_token_ids", REFUSE_NONEMPTY},                                        \
+        {"early_stopping", REFUSE_TRUE}, {"min_tokens", REFUSE_NONZERO}, {"priority", REFUSE_NONZERO},                 \
+        {"stop_token_ids", REFUSE_NONEMPTY}, {"bad_words", REFUSE_NONEMPTY}, {"allowed_token_ids", REFUSE_NONEMPTY},   \
         {"include_stop_str_in_output", REFUSE_TRUE}, {"prompt_logprobs", REFUSE_PRESENT},                              \
         {"truncate_prompt_tokens", REFUSE_PRESENT}, {"logits_processors", REFUSE_NONEMPTY},                            \
         {"return_token_ids", REFUSE_TRUE}, {"return_tokens_as_token_ids", REFUSE_TRUE},                                \

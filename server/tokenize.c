@@ -56,17 +56,12 @@ static int tokenize_run(
         field_boolean(body, "return_token_strs", &strings, fault) != 0)
         return -1;
     struct token_list ids = {0};
-    struct error error;
-    int failed = 0;
-    if (add_special && tokenizer_adds_bos(context->tokenizer) && tokenizer_bos(context->tokenizer) >= 0)
-        failed = token_list_append(&ids, tokenizer_bos(context->tokenizer));
-    if (failed == 0)
-        failed = tokenizer_encode(
-            context->tokenizer, json_string_value(text), json_string_length(text), parse_special, &ids, &error);
+    int failed = params_encode(
+        json_string_value(text), json_string_length(text), add_special, parse_special, context, &ids, fault);
     if (failed == 0)
         tokenize_write(&ids, strings, context, reply);
     token_list_free(&ids);
-    return failed == 0 ? 0 : fault_memory(fault);
+    return failed;
 }
 
 static int detokenize_run(

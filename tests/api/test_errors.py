@@ -87,6 +87,8 @@ CHATS = [
     (dict(messages=USER, max_tokens=0), "max_tokens"), (dict(messages=USER, top_logprobs=1), "top_logprobs"),
     (dict(messages=USER, logprobs=True, top_logprobs=21), "top_logprobs"), (dict(messages=USER, logprobs=5), "logprobs"),
     (dict(messages=USER, tools=[{"type": "function"}]), "tools"), (dict(messages=USER, tool_choice="required"), "tool_choice"),
+    (dict(messages=USER, reasoning_effort="low"), "reasoning_effort"), (dict(messages=USER, verbosity="low"), "verbosity"),
+    (dict(messages=USER, add_special_tokens=True), "add_special_tokens"), (dict(messages=USER, priority=1), "priority"),
 ]
 
 
