@@ -11,8 +11,8 @@
  *
  * Determinism: row r of any result depends on row r of the inputs (and on its own slots) only, in a fixed order of
  * operations, never on R, on chunking or on the number of threads:
- *   linear    activations are rounded to int8 per block of 32 (scale s = f16(max|x| / 127), q = rint(x * (127 / max|x|)),
- *             half to even, each operation in float32); per block the dot product of integers is exact; then acc =
+ *   linear    activations are rounded to int8 per block of 32 (scale s = f16(max|x| / 127), q = rint(x * (127 /
+ * max|x|)), half to even, each operation in float32); per block the dot product of integers is exact; then acc =
  *             fma(dot, d * s, acc), and for Q4_1 acc = fma(m, s * sum(q), acc) after it, blocks in ascending order.
  *             Q4_0: dot over nibble - 8. An x that is not finite makes its row NaN. F32, F16, BF16 weights: acc =
  *             fma(w, x, acc) in ascending column order, x not rounded.
