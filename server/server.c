@@ -14,19 +14,15 @@
 
 static const double FLUSH_SECONDS = 5.0; /* for last words to clients after the drain timeout */
 
-/* The file's name without directories and ending, unless the configuration names the model. */
-static void server_name_model(struct server *server) {
-    const struct config *config = server->config;
-    if (config->model_alias != NULL && config->model_alias[0] != '\0') {
-        snprintf(server->model_id, sizeof server->model_id, "%s", config->model_alias);
-        return;
-    }
+/* The file's name without directories and ending, unless the configuration names the model. NULL: no memory. */
+static char *server_model_name(const struct config *config) {
+    if (config->model_alias != NULL && config->model_alias[0] != '\0')
+        return strdup(config->model_alias);
     const char *path = config->model == NULL ? "model" : config->model;
     const char *slash = strrchr(path, '/');
     const char *name = slash == NULL ? path : slash + 1;
     const char *dot = strrchr(name, '.');
-    int length = (int)(dot == NULL || dot == name ? strlen(name) : (size_t)(dot - name));
-    snprintf(server->model_id, sizeof server->model_id, "%.*s", length, name);
+    return strndup(name, dot == NULL || dot == name ? strlen(name) : (size_t)(dot - name));
 }
 
 /* --- Draining --- */
@@ -126,9 +122,9 @@ struct server *server_create(const struct config *config, struct error *error) {
     }
     server->config = config;
     server->created = time(NULL);
-    server_name_model(server);
+    server->model_id = server_model_name(config);
     server->metrics = metrics_create();
-    if (server->metrics == NULL) {
+    if (server->model_id == NULL || server->metrics == NULL) {
         error_set(error, ERROR_MEMORY, "out of memory");
         goto fail;
     }
@@ -182,5 +178,6 @@ void server_free(struct server *server) {
         return;
     loop_free(server->loop);
     metrics_free(server->metrics);
+    free(server->model_id);
     free(server);
 }

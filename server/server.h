@@ -38,7 +38,7 @@ struct server {
     bool loaded;
     bool draining;
     bool cancelled; /* the drain timeout is over */
-    char model_id[128];
+    char *model_id;
     char fingerprint[32]; /* system_fingerprint */
     int64_t created;      /* Unix time of the start */
     struct metrics *metrics;

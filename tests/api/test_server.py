@@ -23,6 +23,8 @@ def test_models(server):
 
 
 def test_model_alias(start_server):
+    long = "x" * 300  # was once cut, so that the name that was configured did not exist
+    assert start_server("--model-alias", long, fake=True).complete(prompt="x", model=long)["model"] == long
     server = start_server("--model-alias", "a/b c", fake=True)
     assert server.model == "a/b c"
     assert server.get("/v1/models/a/b%20c").json["id"] == "a/b c"
