@@ -238,7 +238,7 @@ static int open_engine(struct bench *bench, struct error *error) {
     struct engine_options options = engine_options_of(bench->config);
     bench->model = model_open(bench->config->model, error);
     if (bench->model == NULL)
-        return error->code;
+        return engine_error_of_file(bench->config, error);
     bench->engine = engine_open(bench->model, &options, error);
     return bench->engine == NULL ? error->code : 0;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "commands/engine_config.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static enum kv_format kv_format_of(const char *name) {
@@ -17,4 +18,11 @@ struct engine_options engine_options_of(const struct config *config) {
         .exact = strcmp(config->precision, "f32") == 0,
         .prefix_sharing = config->prefix_sharing,
     };
+}
+
+int engine_error_of_file(const struct config *config, struct error *error) {
+    struct error plain = *error;
+    if (strncmp(plain.message, config->model, strlen(config->model)) != 0)
+        error_set(error, plain.code, "%s: %s", config->model, plain.message);
+    return plain.code;
 }

@@ -11,4 +11,7 @@
 /* Borrows strings of config. */
 struct engine_options engine_options_of(const struct config *config);
 
+/* Puts the model's file before an error's message, unless it stands there already. Returns the code. */
+int engine_error_of_file(const struct config *config, struct error *error);
+
 #endif

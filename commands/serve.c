@@ -26,10 +26,10 @@ static int serve_load(
     const struct config *config = serve->config;
     serve->model = model_open(config->model, error);
     if (serve->model == NULL)
-        return error->code;
+        return engine_error_of_file(config, error);
     serve->tokenizer = tokenizer_create(serve->model->file, error);
     if (serve->tokenizer == NULL)
-        return error->code;
+        return engine_error_of_file(config, error);
     struct engine_options engine_options = engine_options_of(config);
     serve->engine = engine_open(serve->model, &engine_options, error);
     if (serve->engine == NULL)
@@ -51,6 +51,10 @@ static int serve_load(
         .tokens_max = engine_tokens_max(serve->engine)};
     log_event(LOG_INFO, NULL, "model loaded", "file", LOG_STRING(config->model), "backend",
         LOG_STRING(engine_describe(serve->engine)), "context", LOG_INT(model->tokens_max), NULL);
+    uint32_t wanted = config->context == 0 ? serve->model->shape.context : config->context;
+    if (model->tokens_max < wanted)
+        log_event(LOG_WARNING, NULL, "context cut to what kv-memory holds", "context", LOG_INT(model->tokens_max),
+            "wanted", LOG_INT(wanted), NULL);
     return 0;
 }
 

@@ -27,7 +27,7 @@ const struct option option_table[] = {
     {"cpu-features", OPTION_CHOICE, ENGINE, 0, FIELD(cpu_features), .choices = "auto|scalar|avx2|avx512",
         .default_value = "auto", .argument = "TIER", .section = section_model,
         .help = "instruction set of the CPU backend; auto takes the best one the processor has"},
-    {"threads", OPTION_COUNT, ENGINE, 0, FIELD(threads), .maximum = 1024, .default_value = "0",
+    {"threads", OPTION_COUNT, ENGINE, 0, FIELD(threads), .maximum = 256, .default_value = "0",
         .argument = "N", .section = section_model, .help = "threads that compute; 0: all processors the process may use"},
     {"kv-memory", OPTION_SIZE, ENGINE, 0, FIELD(kv_memory), .minimum = MIB, .maximum = 1024 * 1024 * GIB,
         .default_value = "512M", .argument = "SIZE", .section = section_model,

@@ -110,7 +110,9 @@ struct sample_params {
 /* Log-probabilities are of the model's own distribution: before temperature, filters and bans. */
 struct sample_result {
     int32_t token;
-    float logprob; /* when want_logprob */
+    bool undefined; /* no token that may be chosen has a logit above -infinity: nothing to choose by, token is arbitrary
+                     */
+    float logprob;  /* when want_logprob */
     uint32_t top_count;
     struct {
         int32_t token;

@@ -491,9 +491,14 @@ static int collect_wanted(struct scheduler *s) {
 }
 
 static void deliver_token(struct scheduler *s, struct choice *choice, const struct sample_result *result, double now) {
+    struct error error;
+    if (result->undefined) { /* an arbitrary token, perhaps an end token, would look like an answer */
+        error_set(&error, ERROR_FORMAT, "the model's logits are not numbers: its file may be damaged");
+        finish_choice(s, choice, FINISH_ERROR, &error, now);
+        return;
+    }
     int finish = choice_accept_token(choice, result, engine_tokens_max(s->engine), now);
     s->counters.generated_tokens++;
-    struct error error;
     if (finish < 0) {
         error_set(&error, ERROR_MEMORY, "no memory for the answer");
         finish = FINISH_ERROR;

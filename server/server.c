@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const double FLUSH_SECONDS = 5.0; /* for last words to clients after the drain timeout */
+static const uint64_t SIGNAL_BURST_NS = 1000000000; /* signals this soon after the first belong to it */
+static const double FLUSH_SECONDS = 5.0;            /* for last words to clients after the drain timeout */
 
 /* The file's name without directories and ending, unless the configuration names the model. NULL: no memory. */
 static char *server_model_name(const struct config *config) {
@@ -50,6 +51,10 @@ void server_check_drained(struct server *server) {
 
 static void server_signalled(void *context, int number) {
     struct server *server = context;
+    /* One request to end may come as several signals: timeout(1) signals the program and its group, a terminal the
+     * wrapper script too, which passes it on. */
+    if (server->draining && uv_hrtime() - server->drain_began_ns < SIGNAL_BURST_NS)
+        return;
     if (server->draining) {
         log_event(LOG_WARNING, NULL, "second signal: ending at once", "signal", LOG_INT(number), NULL);
         log_close();
@@ -58,6 +63,7 @@ static void server_signalled(void *context, int number) {
     log_event(LOG_INFO, NULL, "draining", "signal", LOG_INT(number), "requests", LOG_INT(server->exchanges_active),
         "timeout", LOG_INT(server->config->drain_timeout), NULL);
     server->draining = true;
+    server->drain_began_ns = uv_hrtime();
     loop_after(server->loop, server->config->drain_timeout, server_cancel_all);
     server_check_drained(server);
 }

@@ -36,6 +36,7 @@ struct server {
     struct loop *loop;
     struct server_model model;
     bool loaded;
+    uint64_t drain_began_ns;
     bool draining;
     bool cancelled; /* the drain timeout is over */
     char *model_id;

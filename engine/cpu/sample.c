@@ -298,7 +298,7 @@ static int32_t choose_first(const struct row *row) {
 }
 
 static int32_t choose(const struct vector_kernels *kernels, const float *logits, uint32_t vocabulary,
-    const struct sample_params *params) {
+    const struct sample_params *params, bool *undefined) {
     struct row row = {
         .kernels = kernels,
         .logits = logits,
@@ -308,7 +308,8 @@ static int32_t choose(const struct vector_kernels *kernels, const float *logits,
         .scale = 1,
     };
     row.maximum = row_maximum(&row);
-    if (row.maximum == -INFINITY)
+    *undefined = row.maximum == -INFINITY;
+    if (*undefined)
         return choose_first(&row);
     float value;
     if (!(params->temperature > 0))
@@ -367,7 +368,7 @@ static void sample_work(void *context, uint32_t chunk, uint32_t thread) {
     (void)thread;
     memset(result, 0, sizeof *result);
     bool forced = params->forced >= 0 && (uint32_t)params->forced < job->vocabulary;
-    result->token = forced ? params->forced : choose(job->kernels, logits, job->vocabulary, params);
+    result->token = forced ? params->forced : choose(job->kernels, logits, job->vocabulary, params, &result->undefined);
     if (!params->want_logprob && params->top_count == 0)
         return;
     struct row row = {.kernels = job->kernels, .logits = logits, .vocabulary = job->vocabulary, .scale = 1};

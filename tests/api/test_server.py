@@ -3,6 +3,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 
@@ -159,6 +160,37 @@ def test_bad_model_ends_the_process(tmp_path):
         assert str(model) in result.stderr
 
 
+def damaged_model(path, old, new):
+    """The model with one text of its head replaced by another of the same length."""
+    data = pathlib.Path(os.environ["DISTILLCACHE_TEST_MODEL"]).read_bytes()
+    assert len(old) == len(new) and old in data
+    path.write_bytes(data.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize("old, new, reason", [
+    (b"blk.7.ffn_up.weight", b"blk.7.ffn_xx.weight", "blk.7.ffn_up.weight"),
+    (b"\xc4\xa0 t", b"\xc4\xa0 \xff", "merge"),
+    (b"tokenizer.ggml.merges", b"tokenizer.ggml.merxes", "tokenizer.ggml.merges")])
+def test_damaged_model_is_one_line_that_names_the_file(tmp_path, old, new, reason):
+    """Whichever part of the program finds what is wrong with it."""
+    model = damaged_model(tmp_path / "damaged.gguf", old, new)
+    result = subprocess.run([SERVER, "serve", "--model", model, "--port", "0", "--log-level", "error"], capture_output=True,
+                            text=True, timeout=60)
+    assert result.returncode == 1 and result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith(f"distillcache: {model}: "), result.stderr
+    assert reason in result.stderr and result.stderr.count(str(model)) == 1
+
+
+def test_context_that_the_memory_cannot_hold_is_told(start_server):
+    def warned(server):
+        return [event for event in server.events() if event["event"].startswith("context cut")]
+
+    small = start_server("--kv-memory", "1M")
+    assert warned(small)[0]["wanted"] > warned(small)[0]["context"] == small.get("/v1/models").json["data"][0]["max_model_len"]
+    assert warned(start_server("--kv-memory", "1M", "--context", 16)) == []
+
+
 def test_port_in_use_ends_the_process(fake):
     result = subprocess.run([FAKE, "serve", "--model", "fake", "--port", str(fake.port)], capture_output=True, text=True,
                             timeout=60)
@@ -223,8 +255,24 @@ def test_second_signal_ends_at_once(start_server):
     events = iter(Stream(server, COMPLETION, prompt="abc", max_tokens=8000))
     next(events)
     draining(server)
-    server.process.send_signal(signal.SIGTERM)
+
+    def ended():  # those that come right after the first belong to it
+        server.process.send_signal(signal.SIGTERM)
+        return server.process.poll() is not None
+
+    eventually(ended, "ended")
     assert server.process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_signals_that_come_together_are_one(start_server):
+    """timeout(1), terminals and wrapper scripts send one wish to end several times."""
+    server = start_server(fake=True)
+    events = iter(Stream(server, COMPLETION, prompt="abc", max_tokens=100))
+    next(events)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        server.process.send_signal(number)
+    assert list(events)[-1] == "[DONE]"
+    assert server.process.wait(60) == 0
 
 
 def test_drain_with_the_model(start_server):

@@ -273,6 +273,11 @@ static void case_not_finite(struct parity *parity) {
             logits[i] = NAN;
         sample_host(parity, logits, 1, V, &params, &result);
         parity_check_true(parity, result.token == 0 && result.top_count == 0, "all NaN: token %d", result.token);
+        parity_check_true(parity, result.undefined, "all NaN is undefined");
+        logits[7] = -100;
+        sample_host(parity, logits, 1, V, &params, &result);
+        parity_check_true(parity, result.token == 7 && !result.undefined, "one number: token %d", result.token);
+        logits[7] = NAN;
         params.banned = banned;
         params.banned_count = 2060;
         parity_check_true(parity, sample_one(parity, logits, V, &params) == 2060, "all NaN, 2060 banned");

@@ -49,6 +49,7 @@ struct serving *serving_create(const struct serving_options *options) {
     struct tiny_llama tiny = tiny_llama_default();
     tiny.type = TENSOR_Q4_1;
     tiny.embedding_type = TENSOR_Q8_0;
+    tiny.broken = options->broken_model;
     char *path = tiny_llama_save(&tiny);
     serving->model = model_open(path, &error);
     require(serving->model != NULL, error.message);

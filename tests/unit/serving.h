@@ -16,6 +16,7 @@ struct serving_options {
     uint32_t max_waiting;
     uint32_t threads; /* 0: 1 */
     bool no_prefix_sharing;
+    bool broken_model; /* its logits are NaN */
     /* The engine thread stands still after each step that published something, until the client waits for more: what
      * the client does in between comes before the next step, however slow the machine. */
     bool lockstep;

@@ -545,8 +545,39 @@ static void nothing_is_lost_under_stress(void **state) {
     serving_free(serving);
 }
 
+/* A damaged model has nothing to say, and says so; echoing and scoring go on. */
+static void logits_that_are_no_numbers_are_an_error(void **state) {
+    (void)state;
+    struct serving *serving = serving_create(&(struct serving_options){.broken_model = true});
+    for (uint32_t i = 0; i < 4; i++) {
+        struct request *request = serving_request(20, i, 5);
+        request->n = 1 + i;
+        request->sampling.temperature = i % 2 == 0 ? 0 : 1;
+        request->logprobs = i < 2 ? -1 : 3;
+        struct call *call = submit(serving, request);
+        serving_wait(serving, call);
+        for (uint32_t c = 0; c <= i; c++) {
+            assert_int_equal(call->answers[c].finish, FINISH_ERROR);
+            assert_non_null(strstr(call->answers[c].error.message, "not numbers"));
+            assert_int_equal(call->answers[c].completion_tokens, 0);
+        }
+    }
+    struct request *scored = serving_request(20, 9, 0);
+    scored->echo = true;
+    struct call *call = submit(serving, scored);
+    serving_wait(serving, call);
+    assert_int_equal(call->answers[0].finish, FINISH_LENGTH);
+    struct scheduler_stats stats;
+    scheduler_get_stats(serving_scheduler(serving), &stats);
+    assert_int_equal(stats.requests_running, 0);
+    assert_int_equal(stats.generated_tokens, 0);
+    assert_int_equal(stats.kv_bytes, 0);
+    serving_free(serving);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_that_are_no_numbers_are_an_error),
         cmocka_unit_test(same_answers_alone_and_together),
         cmocka_unit_test(same_answers_at_any_chunk_size),
         cmocka_unit_test(same_answers_after_preemption),

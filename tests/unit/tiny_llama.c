@@ -135,7 +135,7 @@ void tiny_llama_write_tensors(struct gguf_writer *writer, const struct tiny_llam
     uint32_t width = options->width;
     float spread = 4 * sqrtf(3.0f / (float)width); /* logits of standard deviation about 4 */
     write_tensor(writer, options, "token_embd.weight", options->embedding_type, options->vocabulary, width, 0, spread);
-    write_tensor(writer, options, "output_norm.weight", TENSOR_F32, 1, width, 1, 0.5f);
+    write_tensor(writer, options, "output_norm.weight", TENSOR_F32, 1, width, options->broken ? NAN : 1, 0.5f);
     if (!options->tied)
         write_tensor(writer, options, "output.weight", options->embedding_type, options->vocabulary, width, 0, spread);
     for (uint32_t i = 0; i < options->layers; i++) {

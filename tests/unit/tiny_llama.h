@@ -26,6 +26,7 @@ struct tiny_llama {
     enum tensor_type type;           /* of the layers' matrices */
     enum tensor_type embedding_type; /* of token_embd and output */
     bool tied;                       /* without a tensor output.weight */
+    bool broken;                     /* output_norm is NaN, and so are all logits */
     uint64_t seed;
 };
 
