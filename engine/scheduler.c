@@ -280,10 +280,10 @@ static void set_running(struct scheduler *s, struct choice *choice) {
     s->running[s->running_count++] = choice;
 }
 
-/* A request that asks for nothing but its own prompt back needs no computing. */
+/* Nothing is to be generated, and no log-probability of the prompt is asked for. */
 static bool needs_no_computing(const struct choice *choice) {
     const struct request *request = choice->task->request;
-    return request->max_tokens == 0 && request->logprobs < 0;
+    return request->max_tokens == 0 && !(request->echo && request->logprobs >= 0);
 }
 
 static void finish_prompt(struct scheduler *s, struct choice *leader, double now) {

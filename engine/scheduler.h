@@ -41,7 +41,7 @@ struct request {
     struct prompt *prompts;
     uint32_t prompts_count;
     uint32_t n;                    /* choices a prompt, >= 1 */
-    uint32_t max_tokens;           /* 0: only with echo */
+    uint32_t max_tokens;           /* 0: nothing is generated */
     struct sample_params sampling; /* seed, temperature, top_p, top_k, min_p; the rest is the scheduler's */
     char **stops;                  /* UTF-8 */
     uint32_t stops_count;

@@ -186,8 +186,8 @@ int chat_parse(const json_t *body, const struct parse_context *context, struct p
         return -1;
     bool present;
     plan->request->max_tokens = context->tokens_max;
-    if (params_read_limit(body, "max_tokens", 1, context, &plan->request->max_tokens, &present, fault) != 0 ||
-        params_read_limit(body, "max_completion_tokens", 1, context, &plan->request->max_tokens, &present, fault) != 0)
+    if (params_read_limit(body, "max_tokens", context, &plan->request->max_tokens, &present, fault) != 0 ||
+        params_read_limit(body, "max_completion_tokens", context, &plan->request->max_tokens, &present, fault) != 0)
         return -1;
     if (context->chat_refusal != NULL)
         return fault_invalid(fault, "messages", "this model cannot chat: %s", context->chat_refusal);

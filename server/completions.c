@@ -90,11 +90,9 @@ int completions_parse(const json_t *body, const struct parse_context *context, s
     bool echo = false, present;
     request->max_tokens = MAX_TOKENS_DEFAULT;
     if (field_boolean(body, "echo", &echo, fault) != 0 ||
-        params_read_limit(body, "max_tokens", 0, context, &request->max_tokens, &present, fault) != 0 ||
+        params_read_limit(body, "max_tokens", context, &request->max_tokens, &present, fault) != 0 ||
         field_integer(body, "logprobs", 0, LOGPROBS_MAX, &logprobs, fault) != 0)
         return -1;
-    if (request->max_tokens == 0 && !echo)
-        return fault_invalid(fault, "max_tokens", "max_tokens is 0; without echo it must be at least 1");
     request->echo = echo;
     request->logprobs = (int)logprobs;
     return completions_read_prompts(body, context, request, fault);

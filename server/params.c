@@ -142,13 +142,13 @@ int params_read(const json_t *body, const struct parse_context *context, struct 
     return 0;
 }
 
-int params_read_limit(const json_t *body, const char *name, int64_t low, const struct parse_context *context,
-    uint32_t *limit, bool *present, struct fault *fault) {
+int params_read_limit(const json_t *body, const char *name, const struct parse_context *context, uint32_t *limit,
+    bool *present, struct fault *fault) {
     int64_t value;
     *present = field_get(body, name) != NULL;
     if (!*present)
         return 0;
-    if (field_integer(body, name, low, INT32_MAX, &value, fault) != 0)
+    if (field_integer(body, name, 0, INT32_MAX, &value, fault) != 0)
         return -1;
     *limit = value > context->tokens_max ? context->tokens_max : (uint32_t)value;
     return 0;

@@ -52,10 +52,10 @@ typedef int (*plan_parse)(
 /* Reads the shared parameters into plan->request, which it creates. */
 int params_read(const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault);
 
-/* Reads an integer limit such as max_tokens; larger than the context becomes the context. *present tells whether it
- * was given. */
-int params_read_limit(const json_t *body, const char *name, int64_t low, const struct parse_context *context,
-    uint32_t *limit, bool *present, struct fault *fault);
+/* Reads an integer limit from 0 such as max_tokens; larger than the context becomes the context. *present tells whether
+ * it was given. */
+int params_read_limit(const json_t *body, const char *name, const struct parse_context *context, uint32_t *limit,
+    bool *present, struct fault *fault);
 
 /* Takes ids over as the next prompt of the request (which has room) after checking its length. parameter: for faults.
  */

@@ -121,6 +121,7 @@ def streamed(server, **body):
     dict(prompt=COUNT, temperature=0, stop=["no", ", 9, 10"], max_tokens=40),
     dict(prompt=STORY, temperature=0, echo=True, max_tokens=5),
     dict(prompt=STORY, echo=True, max_tokens=0),
+    dict(prompt=STORY, max_tokens=0, n=2, logprobs=1),
     dict(prompt="Smile 😀 é 漢字 and", temperature=0, echo=True, max_tokens=3),
     dict(prompt="emoji: 😀😁😂🤣😃😄", temperature=0, max_tokens=24),
     dict(prompt="こんにちは、", temperature=0, max_tokens=24),
@@ -273,3 +274,14 @@ def test_many_choices(server):
     assert [choice["index"] for choice in reply["choices"]] == list(range(128))
     assert reply["usage"]["completion_tokens"] == 128 * 2
     assert reply["usage"]["prompt_tokens"] == len(server.tokenize(STORY))
+
+
+def test_no_tokens_asked_for(server):
+    """max_tokens 0 is in range: an empty answer, with or without log-probabilities."""
+    for extra in ({}, dict(logprobs=2), dict(stream=False, n=3)):
+        reply = server.complete(prompt=STORY, max_tokens=0, **extra)
+        for choice in reply["choices"]:
+            assert (choice["text"], choice["finish_reason"]) == ("", "length")
+            assert choice["logprobs"] is None or choice["logprobs"]["tokens"] == []
+        assert reply["usage"]["completion_tokens"] == 0
+        assert reply["usage"]["prompt_tokens"] > 0
