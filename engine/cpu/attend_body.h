@@ -57,7 +57,7 @@ ATTEND_INLINE void attend_scores_rows(enum kv_format format, uint32_t R, const f
     for (; page + LANES_BLOCK_VECTORS <= count; page += LANES_BLOCK_VECTORS)
         attend_scores_block(
             format, R, LANES_BLOCK_VECTORS, q, stride, dim, pages + page, ahead + page, scores + page * LANES);
-    for (; page < count; page++)
+    for (; LANES_BLOCK_VECTORS > 1 && page < count; page++)
         attend_scores_block(format, R, 1, q, stride, dim, pages + page, ahead + page, scores + page * LANES);
 }
 
@@ -70,21 +70,26 @@ ATTEND_INLINE void attend_scores(enum kv_format format, const float *q, uint32_t
     }
     q += row * stride;
     scores += row * ATTEND_SPLIT;
-    switch (rows - row) { /* less than LANES_BLOCK_ROWS: the cases above that are never entered */
+    switch (rows - row) { /* a block of as many rows as the tier's or more would be compiled for nothing */
     case 5:
-        attend_scores_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, q, stride, dim, pages, ahead, count, scores);
+        if (LANES_BLOCK_ROWS > 5)
+            attend_scores_rows(format, 5, q, stride, dim, pages, ahead, count, scores);
         break;
     case 4:
-        attend_scores_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, q, stride, dim, pages, ahead, count, scores);
+        if (LANES_BLOCK_ROWS > 4)
+            attend_scores_rows(format, 4, q, stride, dim, pages, ahead, count, scores);
         break;
     case 3:
-        attend_scores_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, q, stride, dim, pages, ahead, count, scores);
+        if (LANES_BLOCK_ROWS > 3)
+            attend_scores_rows(format, 3, q, stride, dim, pages, ahead, count, scores);
         break;
     case 2:
-        attend_scores_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, q, stride, dim, pages, ahead, count, scores);
+        if (LANES_BLOCK_ROWS > 2)
+            attend_scores_rows(format, 2, q, stride, dim, pages, ahead, count, scores);
         break;
     case 1:
-        attend_scores_rows(format, 1, q, stride, dim, pages, ahead, count, scores);
+        if (LANES_BLOCK_ROWS > 1)
+            attend_scores_rows(format, 1, q, stride, dim, pages, ahead, count, scores);
         break;
     }
 }
@@ -128,7 +133,7 @@ ATTEND_INLINE void attend_weigh_rows(enum kv_format format, uint32_t R, const fl
     uint32_t from = 0;
     for (; from + LANES_BLOCK_VECTORS * LANES <= stride; from += LANES_BLOCK_VECTORS * LANES)
         attend_weigh_block(format, R, LANES_BLOCK_VECTORS, p, stride, dim, from, pages, ahead, masks, count, o);
-    for (; from < dim; from += LANES)
+    for (; LANES_BLOCK_VECTORS > 1 && from < dim; from += LANES)
         attend_weigh_block(format, R, 1, p, stride, dim, from, pages, ahead, masks, count, o);
 }
 
@@ -143,19 +148,24 @@ ATTEND_INLINE void attend_weigh(enum kv_format format, const float *p, uint32_t 
     o += row * stride;
     switch (rows - row) { /* as in attend_scores */
     case 5:
-        attend_weigh_rows(format, 5 <= LANES_BLOCK_ROWS ? 5 : 1, p, stride, dim, pages, ahead, masks, count, o);
+        if (LANES_BLOCK_ROWS > 5)
+            attend_weigh_rows(format, 5, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 4:
-        attend_weigh_rows(format, 4 <= LANES_BLOCK_ROWS ? 4 : 1, p, stride, dim, pages, ahead, masks, count, o);
+        if (LANES_BLOCK_ROWS > 4)
+            attend_weigh_rows(format, 4, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 3:
-        attend_weigh_rows(format, 3 <= LANES_BLOCK_ROWS ? 3 : 1, p, stride, dim, pages, ahead, masks, count, o);
+        if (LANES_BLOCK_ROWS > 3)
+            attend_weigh_rows(format, 3, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 2:
-        attend_weigh_rows(format, 2 <= LANES_BLOCK_ROWS ? 2 : 1, p, stride, dim, pages, ahead, masks, count, o);
+        if (LANES_BLOCK_ROWS > 2)
+            attend_weigh_rows(format, 2, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 1:
-        attend_weigh_rows(format, 1, p, stride, dim, pages, ahead, masks, count, o);
+        if (LANES_BLOCK_ROWS > 1)
+            attend_weigh_rows(format, 1, p, stride, dim, pages, ahead, masks, count, o);
         break;
     }
 }

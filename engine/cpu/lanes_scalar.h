@@ -27,8 +27,9 @@
 
 enum { LANES = 16 };
 
-/* The largest block of rows and vectors that the tier's registers hold as accumulators (attend_body.h). */
-enum { LANES_BLOCK_ROWS = 2, LANES_BLOCK_VECTORS = 2 };
+/* The largest block of rows and vectors that the tier's registers hold as accumulators (attend_body.h). Here none: a
+ * larger one gains nothing beside calls of fmaf, and each size is compiled anew, which takes sanitizers long. */
+enum { LANES_BLOCK_ROWS = 1, LANES_BLOCK_VECTORS = 1 };
 
 struct lanes {
     float v[LANES];

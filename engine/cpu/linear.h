@@ -74,6 +74,17 @@ extern const struct linear_kernels linear_kernels_scalar;
 extern const struct linear_kernels linear_kernels_avx2;
 extern const struct linear_kernels linear_kernels_avx512;
 
+/* For the bodies that a tier writes once, for constant numbers of rows: inlined into each case, their loops unrolled so
+ * that accumulators are registers. CPU_COMPACT leaves the loops: sanitizers check every copy of an access, and take
+ * minutes to compile what is repeated here. */
+#define LINEAR_INLINE static inline __attribute__((always_inline))
+#ifdef CPU_COMPACT
+#define LINEAR_UNROLL(count)
+#else
+#define LINEAR_UNROLL(count) _Pragma(LINEAR_STRING(GCC unroll count))
+#define LINEAR_STRING(...) #__VA_ARGS__
+#endif
+
 bool linear_is_float(enum linear_format format);
 /* Bytes of a strip's step: one block or column of 32 rows. */
 size_t linear_step_bytes(enum linear_format format);

@@ -36,53 +36,6 @@ static void round_block(const float *x, struct linear_block *block) {
     }
 }
 
-static void round_panel(const float *x, uint32_t rows, uint32_t columns, struct linear_block *panel) {
-    for (uint32_t block = 0; block < columns / LINEAR_BLOCK; block++)
-        for (uint32_t row = 0; row < rows; row++)
-            round_block(x + (size_t)row * columns + (size_t)block * LINEAR_BLOCK, panel + (size_t)block * rows + row);
-}
-
-static void store(const struct linear_tile *tile, uint32_t row, uint32_t lane, float value) {
-    float *out = tile->out + row * tile->out_stride + lane;
-    *out = tile->add ? *out + value : value;
-}
-
-static float load_f32(const void *values, size_t i) {
-    return ((const float *)values)[i];
-}
-
-static float load_f16(const void *values, size_t i) {
-    return half_to_float(((const uint16_t *)values)[i]);
-}
-
-static float load_bf16(const void *values, size_t i) {
-    return bfloat_to_float(((const uint16_t *)values)[i]);
-}
-
-static void multiply_float(const struct linear_tile *tile, float (*load)(const void *values, size_t i)) {
-    const float *panel = tile->panel;
-    for (uint32_t row = 0; row < tile->rows; row++) {
-        for (uint32_t lane = 0; lane < LINEAR_STRIP; lane++) {
-            float sum = 0;
-            for (size_t column = 0; column < tile->steps; column++)
-                sum = fmaf(load(tile->strip, column * LINEAR_STRIP + lane), panel[column * tile->rows + row], sum);
-            store(tile, row, lane, sum);
-        }
-    }
-}
-
-static void multiply_f32(const struct linear_tile *tile) {
-    multiply_float(tile, load_f32);
-}
-
-static void multiply_f16(const struct linear_tile *tile) {
-    multiply_float(tile, load_f16);
-}
-
-static void multiply_bf16(const struct linear_tile *tile) {
-    multiply_float(tile, load_bf16);
-}
-
 /* Bytes of `lane`'s words in one packed block, [groups][4] with 64 bytes between groups. */
 static const uint8_t *words_of(const uint8_t *block, uint32_t groups, uint32_t lane) {
     return block + (size_t)(lane / LINEAR_LANES) * groups * 64 + (size_t)(lane % LINEAR_LANES) * 4;
@@ -104,7 +57,7 @@ static int32_t dot_nibbles(const uint8_t *words, const int8_t *q) {
     return sum;
 }
 
-static float multiply_lane(const struct linear_tile *tile, enum linear_format format, uint32_t row, uint32_t lane) {
+static float sum_blocks(const struct linear_tile *tile, enum linear_format format, uint32_t row, uint32_t lane) {
     const uint8_t *strip = tile->strip;
     const struct linear_block *panel = tile->panel;
     uint32_t groups = format == LINEAR_Q8_0 ? 8 : 4;
@@ -124,33 +77,34 @@ static float multiply_lane(const struct linear_tile *tile, enum linear_format fo
     return sum;
 }
 
-static void multiply_blocks(const struct linear_tile *tile, enum linear_format format) {
-    for (uint32_t row = 0; row < tile->rows; row++)
-        for (uint32_t lane = 0; lane < LINEAR_STRIP; lane++)
-            store(tile, row, lane, multiply_lane(tile, format, row, lane));
+static float load_value(enum linear_format format, const void *strip, size_t i) {
+    if (format == LINEAR_F32)
+        return ((const float *)strip)[i];
+    uint16_t value = ((const uint16_t *)strip)[i];
+    return format == LINEAR_F16 ? half_to_float(value) : bfloat_to_float(value);
 }
 
-static void multiply_q8_0(const struct linear_tile *tile) {
-    multiply_blocks(tile, LINEAR_Q8_0);
+static float sum_values(const struct linear_tile *tile, enum linear_format format, uint32_t row, uint32_t lane) {
+    const float *panel = tile->panel;
+    float sum = 0;
+    for (size_t column = 0; column < tile->steps; column++) {
+        float weight = load_value(format, tile->strip, column * LINEAR_STRIP + lane);
+        sum = fmaf(weight, panel[column * tile->rows + row], sum);
+    }
+    return sum;
 }
 
-static void multiply_q4_0(const struct linear_tile *tile) {
-    multiply_blocks(tile, LINEAR_Q4_0);
+LINEAR_INLINE void multiply(const struct linear_tile *tile, enum linear_format format) {
+    for (uint32_t row = 0; row < tile->rows; row++) {
+        for (uint32_t lane = 0; lane < LINEAR_STRIP; lane++) {
+            float sum =
+                linear_is_float(format) ? sum_values(tile, format, row, lane) : sum_blocks(tile, format, row, lane);
+            float *out = tile->out + row * tile->out_stride + lane;
+            *out = tile->add ? *out + sum : sum;
+        }
+    }
 }
 
-static void multiply_q4_1(const struct linear_tile *tile) {
-    multiply_blocks(tile, LINEAR_Q4_1);
-}
+#include "engine/cpu/linear_body.h"
 
-const struct linear_kernels linear_kernels_scalar = {
-    .round_panel = round_panel,
-    .multiply =
-        {
-            [LINEAR_F32] = multiply_f32,
-            [LINEAR_F16] = multiply_f16,
-            [LINEAR_BF16] = multiply_bf16,
-            [LINEAR_Q8_0] = multiply_q8_0,
-            [LINEAR_Q4_0] = multiply_q4_0,
-            [LINEAR_Q4_1] = multiply_q4_1,
-        },
-};
+const struct linear_kernels linear_kernels_scalar = LINEAR_KERNELS;
