@@ -2,7 +2,7 @@
  *
  * Requests inside the scheduler: a task is a request that was taken in, a choice one of its answers. A choice owns a
  * sequence while it runs, the tokens it generated, and the text that comes of them; this module turns sampled tokens
- * into outputs. scheduler.c decides when a choice runs.
+ * into outputs. scheduler_step.c decides when a choice runs.
  *
  * A choice's tokens are its prompt's followed by those it generated. `choice_total` counts them; those beyond the
  * length of its sequence are still to be computed. One uncomputed token after at least one generated is a decode step,
