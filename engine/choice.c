@@ -320,15 +320,16 @@ static int add_entries(struct choice *choice, struct output *output, bool echo, 
 static int add_text(struct choice *choice, struct output *output, bool echo) {
     const struct prompt_text *prompt = prompt_text(choice);
     size_t prompt_bytes = echo ? prompt->bytes : 0;
-    output->text_bytes = prompt_bytes + choice->pending_bytes;
-    output->text = malloc(output->text_bytes + 1);
+    size_t text_bytes = prompt_bytes + choice->pending_bytes;
+    output->text = malloc(text_bytes + 1);
     if (output->text == NULL)
         return ERROR_MEMORY;
+    output->text_bytes = text_bytes;
     if (prompt_bytes > 0)
         memcpy(output->text, prompt->text, prompt_bytes);
     if (choice->pending_bytes > 0)
         memcpy(output->text + prompt_bytes, choice->pending, choice->pending_bytes);
-    output->text[output->text_bytes] = '\0';
+    output->text[text_bytes] = '\0';
     choice->pending_bytes = 0;
     return 0;
 }
@@ -349,7 +350,7 @@ static void add_finish(
     output->decode_s = now - first;
 }
 
-/* Text and entries into an output; ERROR_MEMORY leaves it without. */
+/* Text and entries into an output. ERROR_MEMORY leaves it without, and the choice with all that it has to publish. */
 static int fill_output(struct choice *choice, struct output *output, enum finish_reason finish, double now) {
     const struct request *request = choice->task->request;
     bool echo = request->echo && !choice->echo_published && finish != FINISH_CANCELLED && finish != FINISH_ERROR;
@@ -357,8 +358,14 @@ static int fill_output(struct choice *choice, struct output *output, enum finish
     output->choice = choice->number;
     output->time_s = now;
     output->generated = (uint32_t)choice->generated.count - choice->generated_published;
-    if (add_entries(choice, output, echo, finish) != 0 || add_text(choice, output, echo) != 0)
+    size_t published = choice->results_published;
+    if (add_entries(choice, output, echo, finish) != 0 || add_text(choice, output, echo) != 0) {
+        choice->results_published = published;
+        free(output->tokens);
+        output->tokens = NULL;
+        output->tokens_count = 0;
         return ERROR_MEMORY;
+    }
     choice->generated_published = (uint32_t)choice->generated.count;
     choice->echo_published |= echo;
     return 0;

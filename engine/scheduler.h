@@ -3,7 +3,7 @@
  * The scheduler: one engine thread that turns requests into batches (continuous batching with chunked prefill),
  * samples, and publishes what comes out. The server's loop thread talks to it through this header only.
  *
- * Threads: scheduler_submit, scheduler_cancel and scheduler_stats may be called from any thread. Outputs are delivered
+ * Threads: scheduler_submit, scheduler_cancel and scheduler_get_stats may be called from any thread. Outputs are delivered
  * by scheduler_poll on the thread that calls it; the wake function tells (from the engine thread) that there are some.
  *
  * Order: a step serves all decoding sequences first, then prefill chunks of admitted requests, first come first
@@ -81,7 +81,7 @@ struct output_token {
 struct output {
     struct request *request;
     uint32_t choice;
-    char *text; /* UTF-8, whole characters, text_bytes long, NUL-terminated */
+    char *text; /* UTF-8, whole characters, text_bytes long, NUL-terminated; NULL when there was no memory for it */
     size_t text_bytes;
     struct output_token *tokens; /* those whose text is part of this or earlier outputs; NULL unless logprobs asked */
     uint32_t tokens_count;
@@ -132,7 +132,7 @@ size_t scheduler_poll(struct scheduler *scheduler, scheduler_handle handle, void
 
 struct scheduler_stats {
     uint32_t requests_running; /* sequences that are prefilling or decoding */
-    uint32_t requests_waiting; /* requests queued or preempted */
+    uint32_t requests_waiting; /* prompts and preempted choices in the queue, and requests just submitted */
     uint32_t pages_total;
     uint32_t pages_free;
     uint64_t prefix_queries; /* prompt tokens looked up */
