@@ -247,7 +247,6 @@ static int prepare_batch(struct engine *engine, const struct batch_item *items, 
 /* Appends the items' tokens to their sequences; fills tokens, items, wanted and the items' first_row. */
 static int append_items(struct engine *engine, struct batch_item *items, uint32_t count, struct error *error) {
     uint32_t row = 0;
-    engine->wanted_count = 0;
     for (uint32_t i = 0; i < count; i++) {
         struct sequence *sequence = items[i].sequence;
         uint32_t length = sequence_length(sequence), added = items[i].count;
@@ -275,12 +274,15 @@ static void collect_views(struct engine *engine, const struct batch_item *items,
 }
 
 int engine_forward(struct engine *engine, struct batch_item *items, uint32_t items_count, struct error *error) {
+    engine->wanted_count = 0;
     int code = prepare_batch(engine, items, items_count, error);
     if (code != 0 || items_count == 0)
         return code;
     code = append_items(engine, items, items_count, error);
-    if (code != 0)
+    if (code != 0) {
+        engine->wanted_count = 0; /* what the rows hold is another batch's */
         return code;
+    }
     collect_views(engine, items, items_count);
     const struct kv_item *last = &engine->items[items_count - 1];
     struct transformer_batch batch = {

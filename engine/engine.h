@@ -69,7 +69,7 @@ struct batch_item {
 /* Appends every item's tokens to its sequence and computes them. The sum of counts is at most batch_rows.
  * ERROR_PAGES: not enough free pages, and nothing changed; ERROR_CONTEXT: a sequence would pass tokens_max.
  * ERROR_MEMORY: sequences of the batch may hold slots that were not computed; free them.
- * Wanted rows stay valid until the next engine_forward. */
+ * Wanted rows stay valid until the next engine_forward, whether it succeeds or not. */
 int engine_forward(struct engine *engine, struct batch_item *items, uint32_t items_count, struct error *error);
 
 /* One result per entry: rows[i] is a wanted row (rows may repeat), params[i] what to do with it. */

@@ -206,6 +206,9 @@ static int check_request(const struct scheduler *s, const struct request *reques
     uint32_t most = engine_tokens_max(s->engine);
     if (request->prompts_count == 0 || request->n == 0)
         return error_set(error, ERROR_INVALID, "a request without a prompt");
+    if (request->n > UINT32_MAX / request->prompts_count)
+        return error_set(
+            error, ERROR_INVALID, "%u choices of %u prompts are too many", request->n, request->prompts_count);
     for (uint32_t p = 0; p < request->prompts_count; p++) {
         uint32_t count = request->prompts[p].count;
         if (count == 0)

@@ -409,7 +409,7 @@ static void deliver_token(struct scheduler *s, struct choice *choice, const stru
     if (finish == FINISH_NONE)
         add_output(s, choice_make_output(choice, now));
     else
-        finish_choice(s, choice, (enum finish_reason)finish, &error, now);
+        finish_choice(s, choice, (enum finish_reason)finish, finish == FINISH_ERROR ? &error : NULL, now);
 }
 
 static void deliver_results(struct scheduler *s) {

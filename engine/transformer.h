@@ -45,6 +45,5 @@ const float *transformer_logits(
 size_t transformer_weight_bytes(const struct transformer *transformer);
 struct engine_profile *transformer_profile(struct transformer *transformer);
 void transformer_profile_enable(struct transformer *transformer, bool enable); /* also resets */
-double transformer_clock(void);                                                /* seconds, monotonic */
 
 #endif

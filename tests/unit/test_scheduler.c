@@ -34,6 +34,7 @@ static struct serving *answer_alone(struct call *calls[CASES]) {
         calls[i] = submit(serving, case_request(i));
         serving_wait(serving, calls[i]);
         assert_true(calls[i]->answers[0].finish == FINISH_LENGTH || calls[i]->answers[0].finish == FINISH_STOP);
+        assert_int_equal(calls[i]->answers[0].error.code, 0);
         assert_true(calls[i]->answers[0].tokens_count > 0);
     }
     return serving;
@@ -386,6 +387,13 @@ static void bad_requests_are_refused(void **state) {
     assert_int_equal(error.code, ERROR_CONTEXT);
     assert_null(serving_submit(serving, serving_request(160, 1, 1), &error));
     assert_int_equal(error.code, ERROR_CONTEXT);
+    struct request *many = serving_request(5, 1, 1);
+    many->prompts = realloc(many->prompts, 2 * sizeof *many->prompts);
+    many->prompts[1] = (struct prompt){calloc(1, sizeof(int32_t)), 1};
+    many->prompts_count = 2;
+    many->n = 0x80000001; /* times 2 is 2 in 32 bits */
+    assert_int_equal(scheduler_submit(serving_scheduler(serving), many, &error), ERROR_INVALID);
+    request_free(many);
     struct call *full = submit(serving, serving_request(159, 1, 50));
     serving_wait(serving, full);
     assert_int_equal(full->answers[0].finish, FINISH_LENGTH);
