@@ -126,29 +126,6 @@ static int read_count(struct reader *reader, const char *what, size_t least, uin
     return code;
 }
 
-/* Bytes of a scalar; 0 for strings, arrays and numbers that are no type. */
-static size_t scalar_bytes(uint32_t type) {
-    switch (type) {
-    case GGUF_UINT8:
-    case GGUF_INT8:
-    case GGUF_BOOL:
-        return 1;
-    case GGUF_UINT16:
-    case GGUF_INT16:
-        return 2;
-    case GGUF_UINT32:
-    case GGUF_INT32:
-    case GGUF_FLOAT32:
-        return 4;
-    case GGUF_UINT64:
-    case GGUF_INT64:
-    case GGUF_FLOAT64:
-        return 8;
-    default:
-        return 0;
-    }
-}
-
 static int pair_error(const struct reader *reader, const struct gguf_pair *pair, int code, const char *what) {
     char shown[SHOWN_MAX];
     return error_set(reader->error, code, "%s: key \"%s\": %s", reader->gguf->name,
@@ -157,7 +134,7 @@ static int pair_error(const struct reader *reader, const struct gguf_pair *pair,
 
 /* count scalars, packed. */
 static int read_scalars(struct reader *reader, uint32_t type, struct gguf_pair *pair) {
-    size_t size = scalar_bytes(type);
+    size_t size = gguf_type_bytes(type);
     const uint8_t *bytes = NULL;
     if (size == 0)
         return pair_error(reader, pair, ERROR_FORMAT, "unknown value type");

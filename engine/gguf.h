@@ -83,6 +83,9 @@ int gguf_get_string(const struct gguf *gguf, const char *key, struct gguf_string
 int64_t gguf_array_int(const struct gguf_pair *pair, uint64_t i);
 double gguf_array_float(const struct gguf_pair *pair, uint64_t i);
 
+/* Bytes of a scalar; 0 for strings, arrays and numbers that are no type. */
+size_t gguf_type_bytes(uint32_t type);
+
 /* Copies a string for people to read: UTF-8 cut to size (at least 1) with a final NUL; control characters and bytes
  * that are not UTF-8 become '?'. Returns out. */
 char *gguf_string_show(struct gguf_string string, char *out, size_t size);

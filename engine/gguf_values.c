@@ -49,7 +49,7 @@ static int64_t load_int(enum gguf_type type, const uint8_t *data) {
     }
 }
 
-static size_t element_bytes(enum gguf_type type) {
+size_t gguf_type_bytes(uint32_t type) {
     switch (type) {
     case GGUF_UINT8:
     case GGUF_INT8:
@@ -62,8 +62,12 @@ static size_t element_bytes(enum gguf_type type) {
     case GGUF_INT32:
     case GGUF_FLOAT32:
         return 4;
-    default:
+    case GGUF_UINT64:
+    case GGUF_INT64:
+    case GGUF_FLOAT64:
         return 8;
+    default:
+        return 0;
     }
 }
 
@@ -71,14 +75,14 @@ int64_t gguf_array_int(const struct gguf_pair *pair, uint64_t i) {
     enum gguf_type type = pair->element_type;
     if (!is_integer(type) && type != GGUF_BOOL)
         return 0;
-    return load_int(type, (const uint8_t *)pair->data + i * element_bytes(type));
+    return load_int(type, (const uint8_t *)pair->data + i * gguf_type_bytes(type));
 }
 
 double gguf_array_float(const struct gguf_pair *pair, uint64_t i) {
     enum gguf_type type = pair->element_type;
     if (type != GGUF_FLOAT32 && type != GGUF_FLOAT64)
         return (double)gguf_array_int(pair, i);
-    return load_float(type, (const uint8_t *)pair->data + i * element_bytes(type));
+    return load_float(type, (const uint8_t *)pair->data + i * gguf_type_bytes(type));
 }
 
 static const char *kind_name(enum gguf_type type) {
