@@ -158,8 +158,21 @@ uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, u
     return kv_sequence_head(sequence, layer, head)->slots;
 }
 
+/* The heads of an unpruned sequence are alike: asked of each sequence in every step, these must not visit them all. */
+
+uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence) {
+    uint64_t held = 0;
+    if (!sequence->pruned)
+        return (uint64_t)sequence->length * sequence->cache->pages.heads;
+    for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
+        held += sequence->heads[i].slots;
+    return held;
+}
+
 uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence) {
     uint32_t held = 0;
+    if (!sequence->pruned)
+        return sequence->heads[0].pages_count * sequence->cache->pages.heads;
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
         held += sequence->heads[i].pages_count;
     return held;

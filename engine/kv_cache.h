@@ -47,6 +47,7 @@ void kv_sequence_free(struct kv_sequence *sequence); /* NULL allowed */
 
 uint32_t kv_sequence_length(const struct kv_sequence *sequence); /* L, tokens seen */
 uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
+uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence); /* over all layers and heads */
 uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence); /* references, shared pages included */
 
 /* Pages that appending count tokens would take from the free ones, copies of shared pages included. */

@@ -12,15 +12,12 @@ enum { MAX_SEQUENCES_DEFAULT = 256, MAX_WAITING_DEFAULT = 1024 };
 
 /* Memory of the running sequences. */
 static void count_memory(struct scheduler *s) {
-    const struct model_shape *shape = &engine_model(s->engine)->shape;
     uint64_t seen = 0, slots = 0, pages = 0, pages_full = 0;
     for (uint32_t i = 0; i < s->running_count; i++) {
         const struct kv_sequence *kv = sequence_kv(s->running[i]->sequence);
         uint32_t length = kv_sequence_length(kv);
-        for (uint32_t layer = 0; layer < shape->layers; layer++)
-            for (uint32_t head = 0; head < shape->kv_heads; head++)
-                slots += kv_sequence_slots(kv, layer, head);
         seen += length;
+        slots += kv_sequence_slots_held(kv);
         pages += kv_sequence_pages_held(kv);
         pages_full += (uint64_t)(length + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * s->heads;
     }

@@ -258,12 +258,14 @@ void twin_compare_head(const struct twin *twin, uint32_t h) {
 }
 
 void twin_compare(const struct twin *twin) {
-    uint32_t pages = 0;
+    uint32_t pages = 0, slots = 0;
     for (uint32_t h = 0; h < MODEL_HEADS; h++) {
         twin_compare_head(twin, h);
+        slots += twin->heads[h].count;
         pages += (twin->heads[h].count + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
     }
     REQUIRE(kv_sequence_pages_held(twin->real) == pages);
+    REQUIRE(kv_sequence_slots_held(twin->real) == slots);
 }
 
 /* Distinct pages that views of twins show, counted without the cache's own counters. */
