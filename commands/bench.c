@@ -13,7 +13,8 @@
  * the logits and the choice of the most likely token; the peer's (scripts/peer_llama_cpp.py) the logits alone.
  *
  * read_bandwidth_fraction: bytes_per_step / step time, as a share of the bandwidth that a plain read of as many bytes
- * reaches with the same threads in the same process.
+ * reaches with the same threads in the same process. Caches that keep part of the weights from step to step can lift it
+ * somewhat above 1.
  *
  * Output: a table, or with --json the document of bench_report.h, on standard output; messages on standard error.
  */

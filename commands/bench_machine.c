@@ -2,6 +2,7 @@
 #include "commands/bench_machine.h"
 
 #include "engine/clock.h"
+#include "engine/cpu/memory.h"
 #include "engine/cpu/threads.h"
 #include "engine/engine.h"
 
@@ -153,7 +154,7 @@ double bench_read_seconds(uint64_t bytes, uint32_t threads) {
     void *data = NULL;
     if (chunks == 0 || chunks > UINT32_MAX)
         return 0;
-    data = aligned_alloc(64, chunks * READ_CHUNK_BYTES);
+    data = cpu_memory_allocate(chunks * READ_CHUNK_BYTES); /* huge pages where weights get them */
     pool = thread_pool_create(threads, NULL);
     if (data == NULL || pool == NULL)
         goto done;
@@ -173,6 +174,6 @@ double bench_read_seconds(uint64_t bytes, uint32_t threads) {
     median = bench_median(times, READ_REPETITIONS) * (double)bytes / ((double)chunks * READ_CHUNK_BYTES);
 done:
     thread_pool_free(pool);
-    free(data);
+    cpu_memory_release(data);
     return median;
 }
