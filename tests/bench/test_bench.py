@@ -14,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
-MODEL = os.environ.get("DISTILLCACHE_TEST_MODEL", "")
+MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
 FAKE_PEER = ROOT / "tests/bench/fake_peer.py"
 KV_BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head width, keys and values, f16
 SMALL = ("--prefill", "40", "--decode", "4", "--batch", "1,3", "--depth", "0,256", "--pairs", "3")
@@ -22,8 +22,6 @@ RUN_KEYS = {"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_secon
             "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"}
 PHASES = {"embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample"}
 TIMEOUT_S = 300
-
-pytestmark = pytest.mark.skipif(not MODEL, reason="DISTILLCACHE_TEST_MODEL names no model")
 
 
 def run_bench(*options, **environment):
