@@ -320,16 +320,15 @@ static int add_entries(struct choice *choice, struct output *output, bool echo, 
 static int add_text(struct choice *choice, struct output *output, bool echo) {
     const struct prompt_text *prompt = prompt_text(choice);
     size_t prompt_bytes = echo ? prompt->bytes : 0;
-    size_t text_bytes = prompt_bytes + choice->pending_bytes;
-    output->text = malloc(text_bytes + 1);
+    output->text_bytes = prompt_bytes + choice->pending_bytes;
+    output->text = malloc(output->text_bytes + 1);
     if (output->text == NULL)
         return ERROR_MEMORY;
-    output->text_bytes = text_bytes;
     if (prompt_bytes > 0)
         memcpy(output->text, prompt->text, prompt_bytes);
     if (choice->pending_bytes > 0)
         memcpy(output->text + prompt_bytes, choice->pending, choice->pending_bytes);
-    output->text[text_bytes] = '\0';
+    output->text[output->text_bytes] = '\0';
     choice->pending_bytes = 0;
     return 0;
 }
@@ -350,22 +349,27 @@ static void add_finish(
     output->decode_s = now - first;
 }
 
-/* Text and entries into an output. ERROR_MEMORY leaves it without, and the choice with all that it has to publish. */
-static int fill_output(struct choice *choice, struct output *output, enum finish_reason finish, double now) {
-    const struct request *request = choice->task->request;
-    bool echo = request->echo && !choice->echo_published && finish != FINISH_CANCELLED && finish != FINISH_ERROR;
+/* Whose output it is, and when: what every output has, also one for which memory runs out. */
+static void begin_output(const struct choice *choice, struct output *output, double now) {
     output->request = choice->task->request;
     output->choice = choice->number;
     output->time_s = now;
-    output->generated = (uint32_t)choice->generated.count - choice->generated_published;
-    size_t published = choice->results_published;
+}
+
+/* Text and entries into an output; ERROR_MEMORY leaves it without, and the choice as it was. */
+static int fill_output(struct choice *choice, struct output *output, enum finish_reason finish) {
+    const struct request *request = choice->task->request;
+    bool echo = request->echo && !choice->echo_published && finish != FINISH_CANCELLED && finish != FINISH_ERROR;
+    size_t results_published = choice->results_published;
     if (add_entries(choice, output, echo, finish) != 0 || add_text(choice, output, echo) != 0) {
-        choice->results_published = published;
         free(output->tokens);
         output->tokens = NULL;
         output->tokens_count = 0;
+        output->text_bytes = 0;
+        choice->results_published = results_published;
         return ERROR_MEMORY;
     }
+    output->generated = (uint32_t)choice->generated.count - choice->generated_published;
     choice->generated_published = (uint32_t)choice->generated.count;
     choice->echo_published |= echo;
     return 0;
@@ -378,7 +382,10 @@ struct output_node *choice_make_output(struct choice *choice, double now) {
     if (!first && !(request->stream && more))
         return NULL;
     struct output_node *node = calloc(1, sizeof *node);
-    if (node != NULL && fill_output(choice, &node->output, FINISH_NONE, now) != 0) {
+    if (node == NULL)
+        return NULL;
+    begin_output(choice, &node->output, now);
+    if (fill_output(choice, &node->output, FINISH_NONE) != 0) {
         output_node_free(node);
         return NULL;
     }
@@ -389,11 +396,12 @@ struct output_node *choice_make_last_output(
     struct choice *choice, enum finish_reason finish, const struct error *error, double now) {
     struct output_node *node = choice->reserve;
     choice->reserve = NULL;
+    begin_output(choice, &node->output, now);
     int code = 0;
     if (finish == FINISH_STOP || finish == FINISH_LENGTH)
         code = text_stream_finish(choice->text) != 0 || take_text(choice) != 0 ? ERROR_MEMORY : 0;
     if (code == 0)
-        code = fill_output(choice, &node->output, finish, now);
+        code = fill_output(choice, &node->output, finish);
     struct error memory = {.code = ERROR_MEMORY, .message = "no memory for the answer"};
     add_finish(choice, &node->output, code == 0 ? finish : FINISH_ERROR, code == 0 ? error : &memory, now);
     return node;

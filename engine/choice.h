@@ -108,7 +108,8 @@ struct output_node {
 /* What became available of a running choice, its first token in any case, later ones for streams only. NULL when there
  * is nothing to publish yet, or when memory ran out (the text is kept for the next one). */
 struct output_node *choice_make_output(struct choice *choice, double now);
-/* Everything left, and how the choice ended; once a choice. Never NULL: when memory runs out it says FINISH_ERROR. */
+/* Everything left, and how the choice ended; once a choice. Never NULL: when memory runs out it says FINISH_ERROR and
+ * has neither text nor entries. */
 struct output_node *choice_make_last_output(
     struct choice *choice, enum finish_reason finish, const struct error *error, double now);
 void output_node_free(struct output_node *node);

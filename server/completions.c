@@ -56,6 +56,18 @@ static size_t completions_count(const json_t *prompt, struct fault *fault) {
     return json_array_size(prompt);
 }
 
+/* An echo repeats its prompt n times, before anything is computed or read: without a limit one request could ask for
+ * gigabytes. */
+static int completions_check_echo(const struct request *request, struct fault *fault) {
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; request->echo && i < request->prompts_count; i++)
+        tokens += (uint64_t)request->prompts[i].count * request->n;
+    if (tokens <= ECHOED_MAX)
+        return 0;
+    return fault_invalid(fault, "echo", "echo would repeat %llu tokens (prompts times n); at most %d are allowed",
+        (unsigned long long)tokens, ECHOED_MAX);
+}
+
 static int completions_read_prompts(
     const json_t *body, const struct parse_context *context, struct request *request, struct fault *fault) {
     const json_t *prompt = field_get(body, "prompt");
@@ -95,7 +107,7 @@ int completions_parse(const json_t *body, const struct parse_context *context, s
         return -1;
     request->echo = echo;
     request->logprobs = (int)logprobs;
-    return completions_read_prompts(body, context, request, fault);
+    return completions_read_prompts(body, context, request, fault) != 0 ? -1 : completions_check_echo(request, fault);
 }
 
 void completions_handle(struct exchange *exchange) {

@@ -41,6 +41,7 @@ struct loop {
     uint32_t receive_ms;
     bool run_due; /* MHD_run before the loop blocks */
     bool stopped;
+    bool signal_seen;
     void (*fire)(void *context);
     struct connection *connections;
     uv_poll_t epoll;
@@ -258,6 +259,7 @@ static void loop_async_woken(uv_async_t *async) {
 
 static void loop_signalled(uv_signal_t *handle, int number) {
     struct loop *loop = handle->data;
+    loop->signal_seen = true;
     loop->callbacks->signalled(loop->context, number);
 }
 
@@ -363,6 +365,10 @@ void loop_free(struct loop *loop) {
         MHD_stop_daemon(loop->daemon);
     }
     uv_walk(&loop->uv, loop_close_handle, NULL);
+    if (loop->signal_seen) { /* libuv gave the signals back to the system, whose default would be to kill us */
+        signal(SIGTERM, SIG_IGN);
+        signal(SIGINT, SIG_IGN);
+    }
     /* Close callbacks, and work that is still on other threads. A loop_stop made meanwhile ends a run too early. */
     while (uv_run(&loop->uv, UV_RUN_DEFAULT) != 0)
         continue;

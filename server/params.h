@@ -17,7 +17,8 @@
  * | stream         | boolean                       | false   |
  * | stream_options | {include_usage}, with stream  | none    |
  * | skip_special_tokens | boolean                  | true    |
- * null is the default everywhere. Prompts times n are at most 2,048.
+ * null is the default everywhere. Prompts times n are at most 2,048; with echo, their tokens
+ * times n at most 1,048,576.
  */
 #ifndef SERVER_PARAMS_H
 #define SERVER_PARAMS_H
@@ -25,7 +26,7 @@
 #include "engine/scheduler.h"
 #include "server/fields.h"
 
-enum { CHOICES_MAX = 2048, STOPS_MAX = 4, N_MAX = 128, BEST_OF_MAX = 20 };
+enum { CHOICES_MAX = 2048, ECHOED_MAX = 1 << 20, STOPS_MAX = 4, N_MAX = 128, BEST_OF_MAX = 20 };
 
 /* What the parsers know of the server. */
 struct parse_context {

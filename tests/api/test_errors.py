@@ -31,6 +31,7 @@ VALUES = [
     (dict(prompt=[[1], "a"]), "prompt"), (dict(prompt=[1, [2]]), "prompt"), (dict(prompt=[-1]), "prompt"),
     (dict(prompt=[10**9]), "prompt"), (dict(prompt=[2**40]), "prompt"), (dict(prompt=[0.5]), "prompt"),
     (dict(prompt=[["a"]]), "prompt"), (dict(prompt=["a"] * 17, n=128), "prompt"),
+    (dict(prompt=[[5] * 4000] * 3, n=128, echo=True), "echo"),
     (dict(prompt="a", n=0), "n"), (dict(prompt="a", n=129), "n"), (dict(prompt="a", n=1.5), "n"),
     (dict(prompt="a", n="1"), "n"), (dict(prompt="a", n=True), "n"), (dict(prompt="a", n=1e300), "n"),
     (dict(prompt="a", temperature=-1), "temperature"), (dict(prompt="a", temperature=2.01), "temperature"),
