@@ -3,8 +3,9 @@
  * The scheduler: one engine thread that turns requests into batches (continuous batching with chunked prefill),
  * samples, and publishes what comes out. The server's loop thread talks to it through this header only.
  *
- * Threads: scheduler_submit, scheduler_cancel and scheduler_get_stats may be called from any thread. Outputs are delivered
- * by scheduler_poll on the thread that calls it; the wake function tells (from the engine thread) that there are some.
+ * Threads: scheduler_submit, scheduler_cancel and scheduler_get_stats may be called from any thread. Outputs are
+ * delivered by scheduler_poll on the thread that calls it; the wake function tells (from the engine thread) that there
+ * are some.
  *
  * Order: a step serves all decoding sequences first, then prefill chunks of admitted requests, first come first
  * served, up to batch_rows tokens. Requests wait while pages do not suffice for their prompts. When a decoding
@@ -57,7 +58,6 @@ struct request {
 struct request *request_create(void);       /* zeroed, with the API's defaults; NULL on failed allocation */
 void request_free(struct request *request); /* frees prompts and stops too; NULL allowed */
 
-struct task;
 /* Does the part of scheduler_submit that takes time in proportion to prompts and choices, for callers that must not
  * wait: on another thread, when the request is complete (id and user excepted). ERROR_MEMORY. */
 int request_prepare(struct request *request, const struct tokenizer *tokenizer, struct error *error);
