@@ -17,13 +17,15 @@
  *             Q4_0: dot over nibble - 8. An x that is not finite makes its row NaN. F32, F16, BF16 weights: acc =
  *             fma(w, x, acc) in ascending column order, x not rounded.
  *   attend    the slots of a head are split at multiples of ATTEND_SPLIT; a split's partial result (m, l, o) is
- *             computed alone, and partial results are merged in ascending order.
+ *             computed alone, and partial results are merged in ascending order. Statistics are sums of integers.
+ *   score     a layer's scores depend on that layer's slots and statistics only.
  */
 #ifndef ENGINE_BACKEND_H
 #define ENGINE_BACKEND_H
 
 #include "engine/error.h"
 #include "engine/tensor.h"
+#include "policy/stages.h"
 
 enum {
     KV_PAGE_SLOTS = 16,
@@ -65,11 +67,47 @@ struct kv_head_view {
     uint32_t first_slot; /* slot of the item's first new token; the others follow */
 };
 
+struct rope_params {
+    uint32_t dim;              /* leading values of a head that are rotated, even */
+    const float *inverse_freq; /* [dim / 2] host; angle of pair i = position * inverse_freq[i] (Su et al. 2021) */
+};
+
 /* One sequence's rows in a batch. */
 struct kv_item {
     uint32_t first_row;
     uint32_t rows;
     uint32_t position; /* original position of the first row's token; the others follow */
+    /* Statistics: rows before this one need not be counted in those of a window (window, head_window, outputs), since
+     * they will have left it before the next prune. A multiple of nothing; 0: all are counted. */
+    uint32_t window_from;
+    uint32_t prompt; /* tokens of the prompt: the n-th decoded token has position prompt + n - 1 */
+};
+
+/* Statistics of one (sequence, layer, KV head), by slot: private to the sequence, device memory, zero for a slot whose
+ * token was never attended to. NULL where the bit is not in `needs`. attend adds to them; compaction moves them with
+ * their slots. G query heads, w = window; the ring row of the query at position t is t % w (t % history for above). */
+struct kv_statistics {
+    uint32_t needs;    /* mask of enum statistic, STATISTIC_MOMENTS excepted */
+    uint32_t capacity; /* slots; a multiple of 16 */
+    uint32_t window, history;
+    uint64_t seed;         /* keyformer */
+    uint64_t *sum;         /* [capacity] sum of rint(a * 2^24) */
+    uint64_t *squared;     /* [capacity] sum of rint(mean of p^2 * 2^24) */
+    uint64_t *noisy;       /* [capacity] */
+    uint16_t *window_rows; /* [w][capacity] f16(a); times 2^24 an integer */
+    uint32_t *window_sum;  /* [capacity] sum over the ring of f16(a) * 2^24 */
+    uint16_t *head_rows;   /* [w][G][capacity] f16(p) */
+    float *outputs;        /* [w][G][d] o_h */
+    uint64_t *above;       /* [capacity][STATISTIC_ABOVE_BITS / 64] bit t % history */
+    uint16_t *entropy;     /* [capacity] f16, of the slot's own query, nats */
+    float *output_norm;    /* [capacity] 0: not computed yet */
+};
+
+/* Moments of the pre-RoPE queries of one (sequence, layer), positions >= 4 only, added in order of position. Device. */
+struct query_moments {
+    uint32_t *count; /* [1] */
+    double *sum;     /* [H][d] */
+    double *outer;   /* [H][d][d], upper triangle of each head: element (i, j), i <= j */
 };
 
 /* All sequences of a batch, for one layer: views[item * K + kv_head]. */
@@ -78,15 +116,35 @@ struct kv_batch {
     const struct kv_item *items;
     uint32_t items_count;
     const struct kv_head_view *views;
+    uint32_t layer;
+    const struct kv_statistics *statistics; /* [items * K]; NULL: no item needs any */
+};
+
+/* A head at a prune: its slots and what is known of them. */
+struct score_head {
+    struct kv_head_view view;
+    struct kv_statistics statistics;
+    uint32_t sinks, recent_from; /* protected: positions < sinks or >= recent_from */
+    float *scores;               /* device [slots] out; NaN where the stages give none, +infinity for protected */
+};
+
+/* A layer at a prune. Layers of one call are scored independently of each other. */
+struct score_layer {
+    const struct score_head *heads; /* [K] */
+    uint32_t layer;
+    uint32_t seen;   /* L */
+    uint32_t budget; /* B */
+    uint64_t seed;   /* STAGE_RANDOM */
+    const struct score_stage *stages;
+    uint32_t stages_count;
+    uint32_t window;                /* w */
+    struct query_moments moments;   /* STAGE_EXPECTED_ATTENTION */
+    const struct rope_params *rope; /* the same */
+    const struct tensor *output; /* attention output matrix W_o [D, H*d] of the model file, host; laprox and its like */
 };
 
 struct backend;        /* a device with its state */
 struct backend_weight; /* a matrix in the layout that the backend's kernels want */
-
-struct rope_params {
-    uint32_t dim;              /* leading values of a head that are rotated, even */
-    const float *inverse_freq; /* [dim / 2] host; angle of pair i = position * inverse_freq[i] (Su et al. 2021) */
-};
 
 /* How to choose the next token of one row. Neutral values: temperature 1, top_p 1, top_k 0, min_p 0. Order: bans,
  * temperature, top_k, top_p (of what top_k kept), min_p; tokens are ranked by logit, equal ones by lower id. The choice
@@ -157,8 +215,32 @@ struct backend_operations {
         struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
 
     /* out [R, H*d] = softmax(q k / sqrt(d)) v over the slots of the row's sequence whose position is not after the
-     * row's own. q is the leading part of qkv's rows (row stride (H + 2K) * d). Query head h reads KV head h / G. */
+     * row's own. q is the leading part of qkv's rows (row stride (H + 2K) * d). Query head h reads KV head h / G.
+     * Afterwards adds the rows' probabilities to the items' statistics. */
     void (*attend)(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, float *out);
+
+    /* Adds the pre-RoPE queries of qkv's rows to moments [items] (sum NULL: the item needs none). */
+    void (*query_moments)(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv,
+        const struct query_moments *moments);
+
+    /* Scores the slots of layers [count] (of one or several sequences) by their stages, in parallel. heads: H. A slot
+     * with position KV_NO_POSITION gets NaN. ERROR_MEMORY, ERROR_UNSUPPORTED; then scores are undefined. */
+    int (*score)(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
+        uint32_t heads, struct error *error);
+
+    /* cake's layer preference before exponents: entropy[i] = - sum p ln p, variance[i] = sum over slots and query heads
+     * of the population variance over the window's queries of p[h,t,slot]; over slots outside the protected ones. Needs
+     * STATISTIC_HEAD_WINDOW. Host results. */
+    void (*window_preference)(struct backend *, const struct kv_pool *, const struct score_layer *layers,
+        uint32_t count, uint32_t heads, double *entropy, double *variance);
+
+    /* Rotates the keys of `count` slots of one head (positions unchanged) to what they are at position `to[i]`: out of
+     * keys [count][d] (device, f32, unrotated). For StreamingLLM's positions in the cache. */
+    void (*rotate_slots)(struct backend *, const struct kv_pool *, const struct rope_params *, const uint32_t *pages,
+        const uint32_t *slots, const float *keys, const uint32_t *to, uint32_t count);
+    /* keys [count][d] f32 = the keys of slots, their rotation at their own position undone. */
+    void (*unrotate_slots)(struct backend *, const struct kv_pool *, const struct rope_params *, const uint32_t *pages,
+        const uint32_t *slots, uint32_t count, float *keys);
 
     /* gate_up [R, 2F], gate first: out [R, F] = silu(gate) * up. */
     void (*silu_mul)(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);

@@ -362,8 +362,8 @@ int engine_kl(struct engine *engine, const uint32_t *p_rows, const uint32_t *q_r
 }
 
 const char *engine_phase_name(enum engine_phase phase) {
-    static const char *const names[PHASE_COUNT] = {
-        "embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample"};
+    static const char *const names[PHASE_COUNT] = {"embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up",
+        "silu", "down", "logits", "sample", "score", "select", "compact"};
     return names[phase];
 }
 

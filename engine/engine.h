@@ -13,6 +13,7 @@
 #include "engine/backend.h"
 #include "engine/kv_cache.h"
 #include "engine/model.h"
+#include "policy/policy.h"
 
 struct engine;   /* opaque */
 struct sequence; /* opaque */
@@ -49,8 +50,52 @@ uint32_t sequence_pages_needed(const struct sequence *sequence, uint32_t count);
 struct kv_sequence *sequence_kv(struct sequence *sequence);
 
 /* Gives an empty sequence the published prefix of tokens [count], never all of it: at least one token is left to
- * compute. Returns the number of tokens taken. */
+ * compute, and as many as its policy's statistics need to be what they would be without (policy_fresh_tokens; call
+ * sequence_set_policy before). Returns the number of tokens taken. */
 uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens, uint32_t count);
+
+/* ---- eviction ---- */
+
+/* Chooses the policy of a sequence before its first token. prompt_tokens: tokens of its prompt, after which the first
+ * prune happens. Copies settings. ERROR_UNSUPPORTED: the policy cannot work on this model (message says why),
+ * ERROR_INVALID, ERROR_MEMORY. A sequence without a policy keeps everything. */
+int sequence_set_policy(
+    struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error);
+const struct policy_settings *sequence_policy(const struct sequence *sequence); /* NULL: none */
+
+/* Tokens that may be appended before a prune is due (to the end of the prompt or the next multiple of
+ * prefill_prune_every); UINT32_MAX when none will be. engine_forward refuses more (ERROR_INVALID). */
+uint32_t sequence_room(const struct sequence *sequence);
+
+/* Prunes those of the sequences (distinct) that are due: scores, selects and compacts; pages are free afterwards.
+ * Statistics follow their slots. Called after every engine_forward, before forks are taken. Does not change rows that
+ * were asked for. On failure of one (ERROR_MEMORY, ERROR_PAGES) it is not pruned, and stays valid. */
+int engine_prune(struct engine *engine, struct sequence *const *sequences, uint32_t count, struct error *error);
+
+/* An explicit action: keeps the listed slots of a head (ascending), as kv_sequence_keep does, statistics included. */
+int sequence_keep(struct sequence *sequence, uint32_t layer, uint32_t head, const uint32_t *slots, uint32_t count,
+    struct error *error);
+
+/* Pages that a sequence of `tokens` tokens (prompt_tokens of them a prompt) under these settings will hold at its peak
+ * while the prompt is computed, and after `tokens` tokens; statistics included. For admission. */
+struct sequence_demand {
+    uint64_t peak_pages;
+    uint64_t pages;
+};
+struct sequence_demand engine_demand(
+    const struct engine *engine, const struct policy_settings *settings, uint32_t prompt_tokens, uint32_t tokens);
+
+/* Bytes of statistics that the sequence holds, and that all sequences hold; charged to the page pool. */
+size_t sequence_statistics_bytes(const struct sequence *sequence);
+size_t engine_statistics_bytes(const struct engine *engine);
+
+/* Moves a sequence's pages, statistics and policy state to host memory, and back. Out: its pages are free at once;
+ * until it is back only sequence_free, sequence_length, sequence_tokens and sequence_swap_in may be called. In:
+ * ERROR_PAGES when there are not enough free ones (it stays out). */
+int sequence_swap_out(struct sequence *sequence, struct error *error);
+int sequence_swap_in(struct sequence *sequence, struct error *error);
+size_t sequence_swap_bytes(const struct sequence *sequence);   /* that swapping out takes or took of host memory */
+uint64_t sequence_swap_pages(const struct sequence *sequence); /* that swapping in will take */
 
 enum batch_want {
     WANT_NONE,
@@ -89,13 +134,16 @@ enum engine_phase {
     PHASE_NORM,
     PHASE_QKV,
     PHASE_ROPE,
-    PHASE_ATTEND,
+    PHASE_ATTEND, /* statistics included */
     PHASE_ATTN_OUTPUT,
     PHASE_GATE_UP,
     PHASE_SILU,
     PHASE_DOWN,
     PHASE_LOGITS,
     PHASE_SAMPLE,
+    PHASE_SCORE, /* of engine_prune: stages */
+    PHASE_SELECT,
+    PHASE_COMPACT,
     PHASE_COUNT,
 };
 const char *engine_phase_name(enum engine_phase phase);

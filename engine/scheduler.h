@@ -9,8 +9,9 @@
  *
  * Order: a step serves all decoding sequences first, then prefill chunks of admitted requests, first come first
  * served, up to batch_rows tokens. Requests wait while pages do not suffice for their prompts. When a decoding
- * sequence finds no page, the sequence admitted last is preempted: its pages are freed and it is computed again later,
- * ahead of the queue; its client sees a pause, nothing else.
+ * sequence finds no page, the sequence admitted last is preempted and goes on later, ahead of the queue; its client
+ * sees a pause, nothing else. An unpruned one is computed again; a pruned one is swapped to host memory, or, when that
+ * is full, replayed: prompt, prunes and decode steps as they were.
  *
  * One request: prompts [P] with n choices each. Choice number = prompt * n + i. The prompt is computed once and forked.
  */
@@ -51,8 +52,9 @@ struct request {
     bool stream;       /* publish after every step; else when a choice's first token is there and at its end */
     int logprobs;      /* -1: none, 0..SAMPLE_TOP_MAX: report the chosen token and that many most likely ones */
     bool skip_special; /* text of special tokens is left out of the output (default of the APIs: true) */
-    void *user;        /* the submitter's */
-    struct task *task; /* request_prepare's */
+    struct policy_settings kv_policy; /* policy NULL: the scheduler's default; request_free releases it */
+    void *user;                       /* the submitter's */
+    struct task *task;                /* request_prepare's */
 };
 
 struct request *request_create(void);       /* zeroed, with the API's defaults; NULL on failed allocation */
@@ -92,18 +94,24 @@ struct output {
     /* Filled when finish is not FINISH_NONE: */
     uint32_t prompt_tokens;
     uint32_t completion_tokens;
-    uint32_t cached_tokens; /* of the prompt, reused from shared prefixes; counted on the prompt's first choice only */
-    double queued_s;        /* submit to first scheduled */
-    double prefill_s;       /* first scheduled to first token */
-    double decode_s;        /* first token to finish */
+    uint32_t cached_tokens;  /* of the prompt, reused from shared prefixes; counted on the prompt's first choice only */
+    uint32_t kv_tokens_seen; /* tokens in the sequence at the end */
+    double kv_tokens_kept;   /* of them in the cache at the end: mean over layers and KV heads */
+    uint64_t kv_bytes;       /* of its pages and statistics at the end */
+    uint64_t kv_bytes_full;  /* of the pages that all its tokens would take */
+    double queued_s;         /* submit to first scheduled */
+    double prefill_s;        /* first scheduled to first token */
+    double decode_s;         /* first token to finish */
     /* Filled always: */
     double time_s; /* monotonic clock when the step ended */
 };
 
 struct scheduler_options {
-    uint32_t max_sequences;      /* running at once; 0: 256 */
-    uint32_t max_waiting;        /* requests in the queue; 0: 1024 */
-    uint32_t prefill_chunk;      /* most prompt tokens a step while others decode; 0: batch_rows */
+    uint32_t max_sequences;           /* running at once; 0: 256 */
+    uint32_t max_waiting;             /* requests in the queue; 0: 1024 */
+    uint32_t prefill_chunk;           /* most prompt tokens a step while others decode; 0: batch_rows */
+    struct policy_settings kv_policy; /* of requests that choose none; policy NULL: full. Copied */
+    size_t swap_bytes;           /* host memory for pruned sequences that are preempted; beyond it they are replayed */
     void (*wake)(void *context); /* called on the engine thread when outputs were added to an empty queue */
     void *wake_context;
 };
@@ -140,6 +148,11 @@ struct scheduler_stats {
     uint64_t prompt_tokens;
     uint64_t generated_tokens;
     uint64_t preemptions;
+    uint64_t swaps;   /* preempted sequences that went to host memory */
+    uint64_t replays; /* preempted pruned sequences that are computed again, prunes included */
+    uint64_t pages_freed_by_policy;
+    double policy_seconds; /* of engine_prune */
+    size_t swapped_bytes;  /* in host memory now */
     uint64_t steps;
     /* Over running sequences: */
     uint64_t kv_tokens_seen;
