@@ -81,7 +81,7 @@ static int reserve(struct kv_sequence *sequence, uint32_t count) {
     return 0;
 }
 
-static void flush_batch(struct kv_cache *cache) {
+void kv_cache_flush_batch(struct kv_cache *cache) {
     struct kv_page_batch *batch = &cache->batch;
     struct backend *backend = cache->pages.backend;
     const struct kv_pool *pool = &cache->pages.pool;
@@ -94,13 +94,12 @@ static void flush_batch(struct kv_cache *cache) {
     batch->copies = batch->fresh_count = 0;
 }
 
-/* Replaces a shared page of the head by a copy of its own. */
-static void copy_if_shared(struct kv_cache *cache, uint32_t *page) {
+void kv_cache_own_page(struct kv_cache *cache, uint32_t *page) {
     struct kv_page_batch *batch = &cache->batch;
     if (!kv_pages_is_shared(&cache->pages, *page))
         return;
     if (batch->copies == KV_BATCH_PAGES)
-        flush_batch(cache);
+        kv_cache_flush_batch(cache);
     batch->copy_from[batch->copies] = *page;
     *page = kv_pages_take(&cache->pages);
     batch->copy_to[batch->copies++] = *page;
@@ -109,7 +108,7 @@ static void copy_if_shared(struct kv_cache *cache, uint32_t *page) {
 static void add_fresh_page(struct kv_cache *cache, struct kv_head *head) {
     struct kv_page_batch *batch = &cache->batch;
     if (batch->fresh_count == KV_BATCH_PAGES)
-        flush_batch(cache);
+        kv_cache_flush_batch(cache);
     uint32_t page = kv_pages_take(&cache->pages);
     batch->fresh[batch->fresh_count++] = page;
     head->pages[head->pages_count++] = page;
@@ -129,7 +128,7 @@ static void add_positions(struct kv_head *head, uint32_t position, uint32_t coun
 static void append_to_head(struct kv_cache *cache, struct kv_head *head, uint32_t position, uint32_t count) {
     uint32_t written = page_to_write(head, count);
     if (written < head->pages_count)
-        copy_if_shared(cache, &head->pages[written]);
+        kv_cache_own_page(cache, &head->pages[written]);
     if (count == 1 && head->marked != KV_NO_SLOT) { /* it is the last of the order already */
         head->positions[head->marked] = position;
         head->first_new = head->marked;
@@ -160,7 +159,7 @@ int kv_sequence_append(struct kv_sequence *sequence, uint32_t count, struct erro
         return error_set(error, ERROR_MEMORY, "no memory for the page tables of %u more tokens", count);
     for (uint32_t i = 0; i < cache->pages.heads; i++)
         append_to_head(cache, &sequence->heads[i], sequence->length, count);
-    flush_batch(cache);
+    kv_cache_flush_batch(cache);
     sequence->length += count;
     return 0;
 }

@@ -111,7 +111,7 @@ struct kv_sequence *kv_sequence_fork(const struct kv_sequence *sequence) {
 
 /* The end of a text goes first, and then its published blocks are lined up so that the end is taken back before what
  * other texts share with it. */
-static void drop_all_pages(struct kv_sequence *sequence) {
+void kv_sequence_drop_pages(struct kv_sequence *sequence) {
     struct kv_pages *pages = &sequence->cache->pages;
     uint32_t most = 0;
     for (uint32_t i = 0; i < pages->heads; i++)
@@ -129,7 +129,8 @@ static void drop_all_pages(struct kv_sequence *sequence) {
 void kv_sequence_free(struct kv_sequence *sequence) {
     if (sequence == NULL)
         return;
-    drop_all_pages(sequence);
+    kv_sequence_drop_pages(sequence);
+    kv_sequence_charge(sequence, 0, NULL);
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++) {
         free(sequence->heads[i].pages);
         free(sequence->heads[i].positions);
@@ -195,4 +196,22 @@ void kv_sequence_positions(const struct kv_sequence *sequence, uint32_t layer, u
     const struct kv_head *at = kv_sequence_head(sequence, layer, head);
     for (uint32_t i = 0; i < at->slots; i++)
         out[i] = at->positions != NULL ? at->positions[i] : i;
+}
+
+const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
+    return kv_sequence_head(sequence, layer, head)->positions;
+}
+
+uint32_t kv_sequence_first_slots(
+    const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t before, uint32_t *out) {
+    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    uint32_t count = 0;
+    for (; count < at->slots; count++) {
+        uint32_t slot = at->positions != NULL ? at->order[count] : count;
+        uint32_t position = at->positions != NULL ? at->positions[slot] : slot;
+        if (position >= before)
+            break;
+        out[count] = slot;
+    }
+    return count;
 }

@@ -21,6 +21,8 @@
 
 #include "engine/backend.h"
 
+#define KV_NO_SLOT UINT32_MAX
+
 struct kv_cache;    /* opaque */
 struct kv_sequence; /* opaque */
 
@@ -80,6 +82,42 @@ int kv_sequence_keep(struct kv_sequence *sequence, uint32_t layer, uint32_t head
  * kv_sequence_append of one token reuses it. At most one per head may be marked: ERROR_INVALID. May replace a shared
  * page, as keep does: ERROR_PAGES, ERROR_MEMORY. */
 int kv_sequence_evict(struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t slot, struct error *error);
+
+/* What goes of one head. */
+struct kv_removal {
+    const uint32_t *keep; /* slots that stay, ascending and distinct; NULL: all, but for `evict` */
+    uint32_t count;
+    uint32_t evict; /* with keep NULL: the slot to mark as kv_sequence_evict does, or KV_NO_SLOT */
+};
+
+/* A prune of all heads at once: removals [layers * kv_heads]. Where keep is given, slots below `count` stay where they
+ * are and those above move into the places that became free (kv_removal_moves): only as many slots move as must, and
+ * the head's slots are no longer in order of position. Errors as kv_sequence_keep; then nothing changed in any head. */
+int kv_sequence_prune(struct kv_sequence *sequence, const struct kv_removal *removals, struct error *error);
+/* The moves of a removal with keep: from, to [count at most], both ascending. Returns how many there are. */
+uint32_t kv_removal_moves(const uint32_t *keep, uint32_t count, uint32_t *from, uint32_t *to);
+
+/* Makes the page of a slot the head's own, so that its content may be changed. ERROR_PAGES. */
+int kv_sequence_own(struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t slot, struct error *error);
+
+/* Borrowed positions by slot [slots] until the sequence changes; NULL while the head is unpruned: slot == position. */
+const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
+/* Slots of the positions below `before`, ascending by position: returns how many, at most `before`. */
+uint32_t kv_sequence_first_slots(
+    const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t before, uint32_t *out);
+
+/* Sets the bytes that the sequence holds beside its pages and that count against the pool: the pages that all
+ * sequences' charges together would fill are not available. ERROR_PAGES when there are not as many; then nothing
+ * changed. A fork starts without a charge; kv_sequence_free takes it back. */
+int kv_sequence_charge(struct kv_sequence *sequence, size_t bytes, struct error *error);
+
+/* Copies the contents of the pages held [kv_sequence_pages_held] to host memory and gives them all back. Until they are
+ * restored, only length, slots, order and positions may be asked for, and the sequence charged or freed. */
+void kv_sequence_save(struct kv_sequence *sequence, void *host);
+/* The same contents in pages of its own. ERROR_PAGES; then nothing changed. */
+int kv_sequence_restore(struct kv_sequence *sequence, const void *host, struct error *error);
+/* Pages that restoring takes, or would take if it were saved now. */
+uint64_t kv_sequence_pages_saved(const struct kv_sequence *sequence);
 
 /* Gives an empty sequence the longest published prefix of tokens [count], at most `limit` tokens: returns how many
  * tokens it now holds (a multiple of 16; 0 when nothing matched or sharing is off). */

@@ -24,11 +24,21 @@ static bool check_positions(const struct kv_head *head, uint32_t length) {
 }
 
 static bool check_head(const struct kv_sequence *sequence, const struct kv_head *head) {
-    if (head->pages_count != kv_pages_for(head->slots) || head->pages_count > head->pages_capacity)
+    uint32_t pages_count = sequence->saved ? 0 : kv_pages_for(head->slots);
+    if (head->pages_count != pages_count || head->pages_count > head->pages_capacity)
         return false;
     if (head->positions == NULL)
         return head->slots == sequence->length && head->marked == KV_NO_SLOT;
     return sequence->pruned && check_positions(head, sequence->length);
+}
+
+/* What is charged leaves that many pages alone. */
+static bool check_charges(const struct kv_cache *cache) {
+    size_t charged = 0, page_bytes = cache->pages.pool.page_bytes;
+    for (const struct kv_sequence *s = cache->sequences; s != NULL; s = s->next)
+        charged += s->charged;
+    return charged == cache->charged && cache->pages.charged == charged / page_bytes + (charged % page_bytes != 0) &&
+           cache->pages.charged <= cache->pages.free_count + cache->pages.idle_count;
 }
 
 /* Counts the references of all sequences into references [total]. */
@@ -94,7 +104,7 @@ bool kv_cache_check(const struct kv_cache *cache) {
     uint32_t *references = calloc(cache->pages.total, sizeof *references);
     bool *is_free = calloc(cache->pages.total, sizeof *is_free);
     bool consistent = references != NULL && is_free != NULL && cache->batch.copies == 0 &&
-                      cache->batch.fresh_count == 0 && check_sequences(cache, references) &&
+                      cache->batch.fresh_count == 0 && check_charges(cache) && check_sequences(cache, references) &&
                       check_pages(&cache->pages, references, is_free) && check_blocks(&cache->pages);
     free(references);
     free(is_free);

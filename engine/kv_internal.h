@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of kv_cache.h: what its files (kv_cache.c, kv_append.c, kv_prune.c, kv_prefix.c, kv_check.c) and its tests
- * share.
+ * The inside of kv_cache.h: what its files (kv_cache.c, kv_append.c, kv_charge.c, kv_prune.c, kv_remove.c, kv_prefix.c,
+ * kv_save.c, kv_check.c) and its tests share.
  */
 #ifndef ENGINE_KV_INTERNAL_H
 #define ENGINE_KV_INTERNAL_H
 
 #include "engine/kv_cache.h"
 #include "engine/kv_pages.h"
-
-#define KV_NO_SLOT UINT32_MAX
 
 enum { KV_BATCH_PAGES = 256 };
 
@@ -41,6 +39,8 @@ struct kv_sequence {
     struct kv_sequence *next, *previous; /* of the cache's list */
     uint32_t length;                     /* L */
     bool pruned;                         /* some head is */
+    bool saved;                          /* its pages are not held: kv_sequence_save */
+    size_t charged;                      /* bytes: kv_sequence_charge */
     uint32_t published;                  /* leading blocks that are adopted, published, or found published */
     uint32_t last_block;                 /* the last of them, if it is still the one of that generation */
     uint32_t last_generation;
@@ -52,6 +52,7 @@ struct kv_cache {
     struct kv_sequence *sequences; /* a list of all, for kv_cache_check */
     struct kv_page_batch batch;    /* empty between calls */
     uint32_t *block_pages;         /* [layers * kv_heads] for publishing */
+    size_t charged;                /* bytes, of all sequences */
 };
 
 static inline uint32_t kv_pages_for(uint32_t slots) {
@@ -64,6 +65,19 @@ struct kv_head *kv_sequence_head(const struct kv_sequence *sequence, uint32_t la
 /* Room for count pages (count slots of a pruned head), with growth by doubling; 0 or ERROR_MEMORY. */
 int kv_head_reserve_pages(struct kv_head *head, uint32_t count);
 int kv_head_reserve_slots(struct kv_head *head, uint32_t count);
+
+/* Replaces a shared page by a copy of its own, which has its content after kv_cache_flush_batch. There must be an
+ * available page. */
+void kv_cache_own_page(struct kv_cache *cache, uint32_t *page);
+void kv_cache_flush_batch(struct kv_cache *cache);
+
+/* Gives an unpruned head its host arrays, in which nothing differs yet from what they stand for; 0 or ERROR_MEMORY. */
+int kv_head_materialise(struct kv_head *head);
+/* Marks a slot of a materialised head as evicted; its page is the head's own, and no slot is marked. */
+void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot);
+
+/* Drops the sequence's references to its pages, the end of the text first. The page tables are left as they are. */
+void kv_sequence_drop_pages(struct kv_sequence *sequence);
 
 /* Forgets that the sequence's remembered block exists when it was taken back meanwhile; returns it or
  * PREFIX_NO_BLOCK. */

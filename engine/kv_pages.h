@@ -28,6 +28,7 @@ struct kv_pages {
     uint32_t *free_list; /* [total] a stack */
     uint32_t free_count;
     uint32_t idle_count;        /* published pages that nobody holds */
+    uint32_t charged;           /* available pages that must not be taken: memory elsewhere counts against the pool */
     struct prefix_index *index; /* NULL: no sharing of prefixes */
     bool poison_free;
 };
@@ -39,7 +40,7 @@ void kv_pages_free(struct kv_pages *pages);
 
 /* Pages that can be taken. */
 static inline uint32_t kv_pages_available(const struct kv_pages *pages) {
-    return pages->free_count + pages->idle_count;
+    return pages->free_count + pages->idle_count - pages->charged;
 }
 
 /* A page must be copied before its holder writes to it. */

@@ -176,8 +176,7 @@ int kv_sequence_keep(struct kv_sequence *sequence, uint32_t layer, uint32_t head
     return 0;
 }
 
-/* Gives an unpruned head its host arrays, in which nothing differs yet from what they stand for. */
-static int materialise(struct kv_head *head) {
+int kv_head_materialise(struct kv_head *head) {
     if (head->positions != NULL)
         return 0;
     if (kv_head_reserve_slots(head, head->slots) != 0)
@@ -201,33 +200,46 @@ static uint32_t place_in_order(const struct kv_head *head, uint32_t slot) {
     return low;
 }
 
+void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot) {
+    struct backend *backend = cache->pages.backend;
+    backend->operations->clear_slots(backend, &cache->pages.pool, head->pages, slot, slot + 1);
+    uint32_t place = place_in_order(head, slot);
+    memmove(head->order + place, head->order + place + 1, (head->slots - place - 1) * sizeof *head->order);
+    head->order[head->slots - 1] = slot;
+    head->positions[slot] = KV_NO_POSITION;
+    head->marked = slot;
+}
+
+int kv_sequence_own(
+    struct kv_sequence *sequence, uint32_t layer, uint32_t head_number, uint32_t slot, struct error *error) {
+    struct kv_cache *cache = sequence->cache;
+    struct kv_head *head = kv_sequence_head(sequence, layer, head_number);
+    if (head == NULL || slot >= head->slots)
+        return error_set(error, ERROR_INVALID, "no such slot: %u", slot);
+    uint32_t at = slot / KV_PAGE_SLOTS;
+    if (!make_writable(&cache->pages, head, at, at + 1))
+        return error_set(error, ERROR_PAGES, "no free KV page to copy a shared one");
+    kv_cache_own_page(cache, &head->pages[at]);
+    kv_cache_flush_batch(cache);
+    return 0;
+}
+
 int kv_sequence_evict(
     struct kv_sequence *sequence, uint32_t layer, uint32_t head_number, uint32_t slot, struct error *error) {
-    struct kv_pages *pages = &sequence->cache->pages;
-    struct backend *backend = pages->backend;
+    struct kv_cache *cache = sequence->cache;
     struct kv_head *head = kv_sequence_head(sequence, layer, head_number);
     if (head == NULL || slot >= head->slots)
         return error_set(error, ERROR_INVALID, "no such slot to evict: %u", slot);
     if (head->marked != KV_NO_SLOT)
         return error_set(error, ERROR_INVALID, "slot %u is evicted already and waits for a token", head->marked);
     uint32_t at = slot / KV_PAGE_SLOTS;
-    if (!make_writable(pages, head, at, at + 1))
+    if (!make_writable(&cache->pages, head, at, at + 1))
         return error_set(error, ERROR_PAGES, "no free KV page to copy a shared one");
-    if (materialise(head) != 0)
+    if (kv_head_materialise(head) != 0)
         return error_set(error, ERROR_MEMORY, "no memory for the positions of %u slots", head->slots);
-
     sequence->pruned = true;
-    uint32_t page = head->pages[at];
-    if (kv_pages_is_shared(pages, page)) {
-        head->pages[at] = kv_pages_take(pages);
-        backend->operations->copy_pages(backend, &pages->pool, &page, &head->pages[at], 1);
-        kv_pages_drop(pages, page);
-    }
-    backend->operations->clear_slots(backend, &pages->pool, head->pages, slot, slot + 1);
-    uint32_t place = place_in_order(head, slot);
-    memmove(head->order + place, head->order + place + 1, (head->slots - place - 1) * sizeof *head->order);
-    head->order[head->slots - 1] = slot;
-    head->positions[slot] = KV_NO_POSITION;
-    head->marked = slot;
+    kv_cache_own_page(cache, &head->pages[at]);
+    kv_cache_flush_batch(cache);
+    kv_head_mark(cache, head, slot);
     return 0;
 }

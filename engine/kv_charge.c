@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory outside the pool that counts against it. The pages it stands for stay on the free list, where they are taken
+ * last: what was never taken has never been touched, so that it costs nothing while it is charged.
+ */
+#include "engine/kv_internal.h"
+
+int kv_sequence_charge(struct kv_sequence *sequence, size_t bytes, struct error *error) {
+    struct kv_cache *cache = sequence->cache;
+    struct kv_pages *pages = &cache->pages;
+    size_t page_bytes = pages->pool.page_bytes;
+    size_t total = cache->charged - sequence->charged;
+    if (bytes > SIZE_MAX / 2 - total)
+        return error_set(error, ERROR_PAGES, "%zu bytes are more than the KV pool has", bytes);
+    total += bytes;
+    size_t charged = total / page_bytes + (total % page_bytes != 0);
+    size_t most = (size_t)kv_pages_available(pages) + pages->charged;
+    if (charged > most && charged > pages->charged)
+        return error_set(error, ERROR_PAGES, "%zu bytes of statistics take %zu KV pages more, %u are free", bytes,
+            charged - pages->charged, kv_pages_available(pages));
+    cache->charged = total;
+    sequence->charged = bytes;
+    pages->charged = (uint32_t)charged;
+    return 0;
+}
