@@ -15,6 +15,7 @@ struct engine {
     struct kv_cache *cache;
     struct transformer *transformer;
     uint32_t batch_rows;
+    uint32_t context;
     uint32_t tokens_max;
     uint32_t wanted_count; /* hidden rows of the last batch */
     /* Host work space for one batch, batch_rows entries unless said otherwise. */
@@ -59,6 +60,7 @@ static int create_cache(struct engine *engine, const struct engine_options *opti
     uint32_t context = options->context == 0 ? shape->context : options->context;
     if (context > shape->context)
         return error_set(error, ERROR_INVALID, "context %u is over the model's %u tokens", context, shape->context);
+    engine->context = context;
     uint32_t held = kv_cache_tokens_max(engine->cache);
     engine->tokens_max = held < context ? held : context;
     return 0;
@@ -117,6 +119,10 @@ uint32_t engine_batch_rows(const struct engine *engine) {
 
 uint32_t engine_tokens_max(const struct engine *engine) {
     return engine->tokens_max;
+}
+
+uint32_t engine_context(const struct engine *engine) {
+    return engine->context;
 }
 
 size_t engine_weight_bytes(const struct engine *engine) {

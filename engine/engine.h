@@ -39,6 +39,8 @@ const char *engine_describe(const struct engine *engine); /* backend and tier, f
 uint32_t engine_batch_rows(const struct engine *engine);
 /* Most tokens one sequence can have: the context, or what the page pool holds if that is less. */
 uint32_t engine_tokens_max(const struct engine *engine);
+/* Limit on the tokens that any sequence sees; of one that is pruned the pool may hold fewer. */
+uint32_t engine_context(const struct engine *engine);
 size_t engine_weight_bytes(const struct engine *engine); /* read per decode step, logits included */
 
 struct sequence *sequence_create(struct engine *engine);         /* NULL on failed allocation */

@@ -170,6 +170,13 @@ uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence) {
     return held;
 }
 
+uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence) {
+    uint64_t held = kv_sequence_slots_held(sequence);
+    for (uint32_t i = 0; sequence->pruned && i < sequence->cache->pages.heads; i++)
+        held -= sequence->heads[i].marked != KV_NO_SLOT;
+    return held;
+}
+
 uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence) {
     uint32_t held = 0;
     if (!sequence->pruned)
@@ -177,6 +184,15 @@ uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence) {
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
         held += sequence->heads[i].pages_count;
     return held;
+}
+
+uint32_t kv_sequence_pages_shared(const struct kv_sequence *sequence) {
+    const struct kv_pages *pages = &sequence->cache->pages;
+    uint32_t shared = 0;
+    for (uint32_t i = 0; pages->shared_count > 0 && i < pages->heads; i++)
+        for (uint32_t p = 0; p < sequence->heads[i].pages_count; p++)
+            shared += pages->states[sequence->heads[i].pages[p]].references > 1;
+    return shared;
 }
 
 void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struct kv_head_view *views) {

@@ -49,8 +49,11 @@ void kv_sequence_free(struct kv_sequence *sequence); /* NULL allowed */
 
 uint32_t kv_sequence_length(const struct kv_sequence *sequence); /* L, tokens seen */
 uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
-uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence); /* over all layers and heads */
-uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence); /* references, shared pages included */
+uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence);  /* over all layers and heads */
+uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence); /* the same without evicted slots (marked) */
+uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence);  /* references, shared pages included */
+/* Of them those that other sequences hold too: before one of them changes it is copied. */
+uint32_t kv_sequence_pages_shared(const struct kv_sequence *sequence);
 
 /* Pages that appending count tokens would take from the free ones, copies of shared pages included. */
 uint32_t kv_sequence_pages_needed(const struct kv_sequence *sequence, uint32_t count);

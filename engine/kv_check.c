@@ -87,7 +87,7 @@ static bool check_pages(const struct kv_pages *pages, const uint32_t *references
             return false;
         is_free[page] = true;
     }
-    uint32_t idle = 0, published = 0;
+    uint32_t idle = 0, published = 0, shared = 0;
     for (uint32_t page = 0; page < pages->total; page++) {
         const struct kv_page_state *state = &pages->states[page];
         bool is_published = state->block != PREFIX_NO_BLOCK;
@@ -95,9 +95,10 @@ static bool check_pages(const struct kv_pages *pages, const uint32_t *references
             return false;
         published += is_published;
         idle += is_published && state->references == 0;
+        shared += state->references > 1;
     }
     uint32_t expected = pages->index != NULL ? pages->index->used * pages->heads : 0;
-    return idle == pages->idle_count && published == expected;
+    return idle == pages->idle_count && shared == pages->shared_count && published == expected;
 }
 
 bool kv_cache_check(const struct kv_cache *cache) {

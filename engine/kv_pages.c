@@ -70,16 +70,20 @@ uint32_t kv_pages_take(struct kv_pages *pages) {
 
 void kv_pages_hold(struct kv_pages *pages, uint32_t page) {
     struct kv_page_state *state = &pages->states[page];
-    if (state->references++ > 0)
+    if (state->references++ > 0) {
+        pages->shared_count += state->references == 2;
         return;
+    }
     pages->idle_count--;
     prefix_index_page_held(pages->index, state->block);
 }
 
 void kv_pages_drop(struct kv_pages *pages, uint32_t page) {
     struct kv_page_state *state = &pages->states[page];
-    if (--state->references > 0)
+    if (--state->references > 0) {
+        pages->shared_count -= state->references == 1;
         return;
+    }
     if (state->block == PREFIX_NO_BLOCK) {
         push_free(pages, page);
         return;

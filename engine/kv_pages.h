@@ -29,6 +29,7 @@ struct kv_pages {
     uint32_t free_count;
     uint32_t idle_count;        /* published pages that nobody holds */
     uint32_t charged;           /* available pages that must not be taken: memory elsewhere counts against the pool */
+    uint32_t shared_count;      /* pages that several sequences hold */
     struct prefix_index *index; /* NULL: no sharing of prefixes */
     bool poison_free;
 };
