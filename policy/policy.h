@@ -42,23 +42,25 @@ struct policy_settings {
     enum policy_scope scope;
     float floor; /* scopes layer and model: part of B that every head keeps */
     /* Options of some policies only; policy->options says of which. Others are left at their defaults and not read. */
-    uint32_t sinks;           /* streaming 4, expected_attention 4, rlkv 16 */
-    float recent;             /* h2o 0.5, keyformer 0.3: part of B that goes to the most recent tokens */
-    uint32_t recent_tokens;   /* scissorhands 10, rlkv 64 */
-    uint32_t window;          /* w, 32; 1 to 256 */
-    uint32_t kernel;          /* of pooling, 7 */
-    uint32_t history;         /* scissorhands 400; at most STATISTIC_ABOVE_BITS */
-    float beta;               /* pyramidkv 20 */
-    float gamma;              /* cake 200 */
-    float tau1, tau2;         /* cake 1, 1 */
-    float epsilon;            /* expected_attention 0.01 */
-    uint32_t future;          /* expected_attention 512 */
-    float smoothing;          /* restkv 0.3 */
-    float sparsity;           /* rlkv 0.5: part of the heads that do not keep everything; NaN: by the ratio */
-    float full_heads;         /* hybrid 0.2: part of the heads that keep everything */
-    bool frozen_prompt;       /* snapkv `decode: keep`: after the prompt nothing is evicted */
-    bool cache_positions;     /* streaming `positions: cache` */
-    uint64_t seed;            /* random, keyformer: the request's */
+    uint32_t sinks;            /* streaming 4, expected_attention 4, rlkv 16 */
+    float recent;              /* h2o 0.5, keyformer 0.3: part of B that goes to the most recent tokens */
+    uint32_t recent_tokens;    /* scissorhands 10, rlkv 64 */
+    uint32_t window;           /* w, 32; 1 to 256 */
+    uint32_t kernel;           /* of pooling, 7 */
+    uint32_t history;          /* scissorhands 400; at most STATISTIC_ABOVE_BITS */
+    float beta;                /* pyramidkv 20 */
+    float gamma;               /* cake 200 */
+    float tau1, tau2;          /* cake 1, 1 */
+    float epsilon;             /* expected_attention 0.01 */
+    uint32_t future;           /* expected_attention 512 */
+    float smoothing;           /* restkv 0.3 */
+    float sparsity;            /* rlkv 0.5: part of the heads that do not keep everything; NaN: by the budget */
+    float full_heads;          /* hybrid 0.2: part of the heads that keep everything */
+    const struct policy *base; /* hybrid h2o: scores the heads that do not keep everything */
+    bool frozen_prompt;   /* `decode: keep`: prunes happen during and after the prompt as ever, and then never again:
+                             what the prompt left stays, and so does every generated token */
+    bool cache_positions; /* streaming `positions: cache` */
+    uint64_t seed;        /* random, keyformer: the request's */
     struct head_gates *gates; /* rlkv, hybrid: NULL: from attention statistics */
 };
 
@@ -104,6 +106,7 @@ enum policy_option {
     OPTION_POSITIONS = 1 << 15, /* positions: original | cache */
     OPTION_GATES = 1 << 16,     /* a gate file */
     OPTION_SEED = 1 << 17,
+    OPTION_BASE = 1 << 18, /* base: h2o | snapkv | streaming | knorm */
 };
 
 /* The registry, in the order of policy/README.md. */
@@ -113,16 +116,28 @@ const struct policy *policy_find(const char *name); /* NULL: none of that name *
 /* "full, random, streaming, ..." for help and errors; static. */
 const char *policy_names(void);
 
+/* The table of options, for help, replies and documents; in the order of policy/README.md. Texts are those that
+ * policy_settings_set takes. */
+uint32_t policy_options_count(void);
+const char *policy_option_name(uint32_t index);
+const char *policy_option_help(uint32_t index); /* half a line */
+bool policy_option_common(uint32_t index);      /* every policy has it */
+bool policy_option_applies(uint32_t index, const struct policy *policy);
+void policy_option_allowed(uint32_t index, char *out, size_t size); /* "a whole number from 1 to 256" */
+void policy_option_value(uint32_t index, const struct policy_settings *settings, char *out, size_t size);
+
 /* Defaults of a policy: ratio 0.25 (full: 1), minimum 32, interval 1 (16 for policies with products per slot). */
 void policy_settings_default(const struct policy *policy, struct policy_settings *settings);
 
-/* Sets one option from text ("window", "16"); booleans and choices by their words. allow_files: gate files may be read.
- * ERROR_INVALID with a message that names the option, the value and what is allowed, or lists the options that the
- * policy has when it does not have this one. Works on settings that were set by policy_settings_default. */
+/* Sets one option from text ("window", "16"); choices by their words. allow_files: gate files may be read (then also
+ * the errors of head_gates_load). ERROR_INVALID with a message that names the option, the value and what is allowed, or
+ * lists the options that the policy has when it does not have this one; settings are then as they were. Works on
+ * settings that were set by policy_settings_default. Of ratio, tokens and (rlkv) sparsity the last one set counts. */
 int policy_settings_set(
     struct policy_settings *settings, const char *option, const char *value, bool allow_files, struct error *error);
 
-/* "name[:FILE][,key=value...]" as on the command line. */
+/* "name[:FILE][,key=value...]" as on the command line; FILE: the gates of rlkv and hybrid. On an error there is nothing
+ * to release. */
 int policy_settings_parse(const char *text, struct policy_settings *settings, struct error *error);
 
 /* What can only be seen of the whole: budget against window, history and so on. Called by parse; call it after the last
@@ -132,7 +147,7 @@ int policy_settings_check(const struct policy_settings *settings, struct error *
 void policy_settings_copy(struct policy_settings *to, const struct policy_settings *from);
 void policy_settings_release(struct policy_settings *settings); /* drops gates */
 
-/* Nothing will ever be evicted: policy full, or ratio 1 without tokens. */
+/* Nothing will ever be evicted: policy full, ratio 1 without tokens, or sparsity 0. */
 bool policy_settings_keep_all(const struct policy_settings *settings);
 
 /* B for a sequence of `seen` tokens. floor(ratio * seen) in double; 1 is seen. */
@@ -143,15 +158,18 @@ uint32_t policy_needs(const struct policy_settings *settings, bool first);
 uint32_t policy_stages(const struct policy_settings *settings, struct score_stage stages[SCORE_STAGES_MAX]);
 
 /* Slots protected at a prune of a sequence of `seen` tokens with budget B: positions below *sinks and from
- * *recent_from. */
+ * *recent_from. B is that of policy_budget, also where layers get more or less of it (as the windows of pyramidkv and
+ * cake need); for policies with heads_differ it is the head's own. */
 void policy_protection(
     const struct policy_settings *settings, uint32_t seen, uint32_t budget, uint32_t *sinks, uint32_t *recent_from);
 
 /* Tokens at the end of the prompt that must be computed, and not taken from a shared prefix, for the statistics to be
- * what they would be without sharing: 0, the window, or UINT32_MAX (all). */
+ * what they would be without sharing: 0, the window, or UINT32_MAX (all). With prefill_prune_every, "prompt" is what
+ * comes before the first prune. */
 uint32_t policy_fresh_tokens(const struct policy_settings *settings);
 
-/* "snapkv, ratio 0.25, window 32" for logs and reports. */
+/* "snapkv, ratio 0.25, window 32, kernel 7" for logs and reports: the budget, the policy's own options, and common ones
+ * that differ from the policy's defaults. */
 void policy_settings_describe(const struct policy_settings *settings, char *out, size_t size);
 
 #endif

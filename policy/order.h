@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Floats as integers of the same order.
+ */
+#ifndef POLICY_ORDER_H
+#define POLICY_ORDER_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* Ascending with the value; -0 equals 0, NaN equals -infinity. No branch: loops over it become vector code. */
+static inline int32_t order_of_float(float value) {
+    int32_t bits;
+    value += 0.0f; /* -0 becomes 0 */
+    memcpy(&bits, &value, sizeof bits);
+    int32_t magnitude = bits & 0x7fffffff, sign = bits >> 31;
+    int32_t ordered = bits ^ (sign & 0x7fffffff);
+    int32_t lowest = (int32_t)0xff800000 ^ 0x7fffffff; /* of -infinity */
+    return magnitude > 0x7f800000 ? lowest : ordered;
+}
+
+#endif

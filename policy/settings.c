@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "policy/budget.h"
+#include "policy/options.h"
+#include "policy/policies.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { QUOTE_SIZE = 64 };
+
+void policy_settings_default(const struct policy *policy, struct policy_settings *settings) {
+    *settings = (struct policy_settings){
+        .policy = policy,
+        .ratio = 0.25,
+        .minimum = 32,
+        .interval = 1,
+        .scope = SCOPE_HEAD,
+        .floor = 0.2f,
+        .sinks = 4,
+        .recent = 0.5f,
+        .recent_tokens = 64,
+        .window = 32,
+        .kernel = 7,
+        .history = 400,
+        .beta = 20,
+        .gamma = 200,
+        .tau1 = 1,
+        .tau2 = 1,
+        .epsilon = 0.01f,
+        .future = 512,
+        .smoothing = 0.3f,
+        .sparsity = 0.5f,
+        .full_heads = 0.2f,
+    };
+    if (policy->defaults != NULL)
+        policy->defaults(settings);
+}
+
+/* ---- setting ---- */
+
+static int refuse_option(const struct policy *policy, const char *option, struct error *error) {
+    char list[384] = "", quote[QUOTE_SIZE];
+    size_t length = 0;
+    for (uint32_t i = 0; i < policy_options_count() && length < sizeof list; i++)
+        if (policy_option_applies(i, policy))
+            length += (size_t)snprintf(
+                list + length, sizeof list - length, "%s%s", length > 0 ? ", " : "", policy_option_name(i));
+    return error_set(error, ERROR_INVALID, "policy %s has no option '%s'; it has %s", policy->name,
+        option_quote(option, quote, sizeof quote), list);
+}
+
+/* What sets the size of the cache replaces what did before. */
+static void replace_budget(struct policy_settings *settings, const char *option) {
+    bool ratio = strcmp(option, "ratio") == 0, tokens = strcmp(option, "tokens") == 0;
+    if (ratio)
+        settings->tokens = 0;
+    if (ratio || tokens)
+        settings->sparsity = (settings->policy->options & OPTION_SPARSITY) != 0 ? NAN : settings->sparsity;
+}
+
+int policy_settings_set(
+    struct policy_settings *settings, const char *option, const char *value, bool allow_files, struct error *error) {
+    for (uint32_t i = 0; i < policy_options_count(); i++) {
+        if (strcmp(policy_option_name(i), option) != 0 || !policy_option_applies(i, settings->policy))
+            continue;
+        int code = option_set(settings, i, value, allow_files, error);
+        if (code == 0)
+            replace_budget(settings, option);
+        return code;
+    }
+    return refuse_option(settings->policy, option, error);
+}
+
+/* Changes the text: ends words where separators stand. */
+static int parse_options(char *rest, struct policy_settings *settings, struct error *error) {
+    char quote[QUOTE_SIZE];
+    while (rest != NULL) {
+        char *option = strsep(&rest, ",");
+        char *equals = strchr(option, '=');
+        if (equals == NULL)
+            return error_set(error, ERROR_INVALID, "policy option '%s': must be key=value",
+                option_quote(option, quote, sizeof quote));
+        *equals = '\0';
+        int code = policy_settings_set(settings, option, equals + 1, true, error);
+        if (code != 0)
+            return code;
+    }
+    return 0;
+}
+
+static int parse_words(char *text, struct policy_settings *settings, struct error *error) {
+    char quote[QUOTE_SIZE], *rest = text;
+    char *name = strsep(&rest, ",");
+    char *file = strchr(name, ':');
+    if (file != NULL)
+        *file++ = '\0';
+    const struct policy *policy = policy_find(name);
+    if (policy == NULL)
+        return error_set(error, ERROR_INVALID, "there is no policy '%s'; there are %s",
+            option_quote(name, quote, sizeof quote), policy_names());
+    policy_settings_default(policy, settings);
+    if (file != NULL && (policy->options & OPTION_GATES) == 0)
+        return error_set(error, ERROR_INVALID, "policy %s takes no file ('%s')", policy->name,
+            option_quote(file, quote, sizeof quote));
+    int code = file != NULL ? policy_settings_set(settings, "gates", file, true, error) : 0;
+    if (code == 0)
+        code = parse_options(rest, settings, error);
+    return code == 0 ? policy_settings_check(settings, error) : code;
+}
+
+int policy_settings_parse(const char *text, struct policy_settings *settings, struct error *error) {
+    char *words = strdup(text);
+    *settings = (struct policy_settings){0};
+    if (words == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a policy's options");
+    int code = parse_words(words, settings, error);
+    if (code != 0)
+        policy_settings_release(settings);
+    free(words);
+    return code;
+}
+
+/* ---- the whole ---- */
+
+/* The newest token must have a place, or the cache would stay as the first prune left it. */
+static int check_tokens(const struct policy_settings *settings, struct error *error) {
+    uint32_t sinks = 0, recent = 0;
+    if (settings->policy->protect != NULL)
+        settings->policy->protect(settings, settings->tokens, &sinks, &recent);
+    sinks = sinks > settings->protect_sinks ? sinks : settings->protect_sinks;
+    recent = recent > settings->protect_recent ? recent : settings->protect_recent;
+    if ((uint64_t)sinks + (recent > 0 ? recent : 1) <= settings->tokens)
+        return 0;
+    return error_set(error, ERROR_INVALID,
+        "option tokens is %u: must be more than the %u first and %u most recent tokens that policy %s protects",
+        settings->tokens, sinks, recent, settings->policy->name);
+}
+
+int policy_settings_check(const struct policy_settings *settings, struct error *error) {
+    if (settings->policy == NULL)
+        return error_set(error, ERROR_INVALID, "no policy is chosen; there are %s", policy_names());
+    int code = options_check(settings, error);
+    if (code != 0)
+        return code;
+    if (settings->policy == &policy_expected_attention && settings->sinks < 4)
+        return error_set(error, ERROR_INVALID,
+            "option sinks is %u: must be at least 4 for policy expected_attention, which has no score for the first 4 "
+            "tokens",
+            settings->sinks);
+    bool by_tokens = settings->tokens > 0 && settings->policy->stages != NULL;
+    return by_tokens && !settings->policy->heads_differ ? check_tokens(settings, error) : 0;
+}
+
+void policy_settings_copy(struct policy_settings *to, const struct policy_settings *from) {
+    *to = *from;
+    head_gates_take(to->gates);
+}
+
+void policy_settings_release(struct policy_settings *settings) {
+    head_gates_release(settings->gates);
+    settings->gates = NULL;
+}
+
+bool policy_settings_keep_all(const struct policy_settings *settings) {
+    if (settings->policy == NULL || settings->policy->stages == NULL)
+        return true;
+    if ((settings->policy->options & OPTION_SPARSITY) != 0 && !isnan(settings->sparsity))
+        return settings->sparsity == 0;
+    return settings->tokens == 0 && settings->ratio >= 1;
+}
+
+/* ---- what follows from settings ---- */
+
+uint32_t policy_budget(const struct policy_settings *settings, uint32_t seen) {
+    if (settings->tokens > 0)
+        return settings->tokens;
+    uint32_t budget = (uint32_t)floor(settings->ratio * seen);
+    return budget > settings->minimum ? budget : settings->minimum;
+}
+
+uint32_t policy_needs(const struct policy_settings *settings, bool first) {
+    if (policy_settings_keep_all(settings) || settings->policy->needs == NULL)
+        return 0;
+    return settings->policy->needs(settings, first);
+}
+
+uint32_t policy_stages(const struct policy_settings *settings, struct score_stage stages[SCORE_STAGES_MAX]) {
+    return policy_settings_keep_all(settings) ? 0 : settings->policy->stages(settings, stages);
+}
+
+void policy_protection(
+    const struct policy_settings *settings, uint32_t seen, uint32_t budget, uint32_t *sinks, uint32_t *recent_from) {
+    uint32_t recent = 0;
+    *sinks = 0;
+    if (settings->policy->protect != NULL)
+        settings->policy->protect(settings, budget, sinks, &recent);
+    *sinks = *sinks > settings->protect_sinks ? *sinks : settings->protect_sinks;
+    recent = recent > settings->protect_recent ? recent : settings->protect_recent;
+    *recent_from = seen > recent ? seen - recent : 0;
+}
+
+uint32_t policy_fresh_tokens(const struct policy_settings *settings) {
+    const uint32_t cumulative =
+        STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY | STATISTIC_NOISY | STATISTIC_MOMENTS;
+    const uint32_t windows = STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS;
+    uint32_t needs = policy_needs(settings, true), fresh = 0;
+    if ((needs & cumulative) != 0)
+        return UINT32_MAX;
+    if ((needs & windows) != 0)
+        fresh = settings->window;
+    if ((needs & STATISTIC_ABOVE) != 0 && settings->history > fresh)
+        fresh = settings->history;
+    return fresh;
+}
+
+/* ---- in words ---- */
+
+static void append(char *out, size_t size, const char *name, const char *value) {
+    size_t length = strlen(out);
+    if (length < size)
+        snprintf(out + length, size - length, ", %s %s", name, value);
+}
+
+/* Options of the budget are named when they count; others as policy_settings_describe says. */
+static bool option_described(uint32_t i, const struct policy_settings *settings, const char *value) {
+    const char *name = policy_option_name(i);
+    bool sparse = (settings->policy->options & OPTION_SPARSITY) != 0 && !isnan(settings->sparsity);
+    if (strcmp(name, "ratio") == 0)
+        return settings->tokens == 0 && !sparse;
+    if (strcmp(name, "tokens") == 0)
+        return settings->tokens > 0 && !sparse;
+    if (!policy_option_common(i))
+        return true;
+    struct policy_settings defaults;
+    char usual[64];
+    policy_settings_default(settings->policy, &defaults);
+    policy_option_value(i, &defaults, usual, sizeof usual);
+    return strcmp(value, usual) != 0;
+}
+
+void policy_settings_describe(const struct policy_settings *settings, char *out, size_t size) {
+    if (size == 0)
+        return;
+    snprintf(out, size, "%s", settings->policy != NULL ? settings->policy->name : "full");
+    if (settings->policy == NULL || settings->policy->stages == NULL)
+        return;
+    for (uint32_t i = 0; i < policy_options_count(); i++) {
+        char value[64];
+        if (!policy_option_applies(i, settings->policy))
+            continue;
+        policy_option_value(i, settings, value, sizeof value);
+        if (option_described(i, settings, value))
+            append(out, size, policy_option_name(i), value);
+    }
+}
