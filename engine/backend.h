@@ -126,6 +126,9 @@ struct score_head {
     struct kv_statistics statistics;
     uint32_t sinks, recent_from; /* protected: positions < sinks or >= recent_from */
     float *scores;               /* device [slots] out; NaN where the stages give none, +infinity for protected */
+    /* What the host knows already, so that the backend need not read every page for it; each may be NULL. */
+    const uint32_t *positions; /* host [slots] what the pages hold */
+    const uint32_t *order;     /* host [slots] slots by ascending position, unused ones last; used when they are not */
 };
 
 /* A layer at a prune. Layers of one call are scored independently of each other. */

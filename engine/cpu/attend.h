@@ -76,6 +76,8 @@ struct attend_scratch {
 struct attend_scratch *attend_scratch_get(struct cpu_backend *cpu);
 
 /* rope.c */
+/* The turn of one position (vector.h, rotate): turn [2 * rope->dim]. */
+void rope_turn(const struct rope_params *rope, uint32_t position, float *turn);
 void rope_table_free(struct rope_table *table);
 
 /* One page's parts. */

@@ -90,6 +90,7 @@ static void cpu_close(struct backend *backend) {
     struct cpu_backend *cpu = cpu_backend(backend);
     cpu_linear_scratch_free(cpu);
     cpu_attend_scratch_free(cpu);
+    cpu_score_state_free(cpu);
     thread_pool_free(cpu->threads);
     free(cpu);
 }
@@ -131,6 +132,10 @@ static const struct backend_operations operations = {
     .linear = cpu_linear,
     .rope_and_append = cpu_rope_and_append,
     .attend = cpu_attend,
+    .score = cpu_score,
+    .window_preference = cpu_window_preference,
+    .rotate_slots = cpu_rotate_slots,
+    .unrotate_slots = cpu_unrotate_slots,
     .silu_mul = cpu_silu_mul,
     .gather_rows = cpu_gather_rows,
     .sample = cpu_sample,
@@ -161,6 +166,7 @@ struct backend *backend_cpu_open(const struct backend_options *options, struct e
     cpu->linear = cpu_linear_kernels(tier);
     cpu->attend = cpu_attend_kernels(tier);
     cpu->vector = cpu_vector_kernels(tier);
+    cpu->score = cpu_score_kernels(tier);
     snprintf(cpu->description, sizeof cpu->description, "cpu, %s, %u thread%s", tier_units[tier], threads,
         threads == 1 ? "" : "s");
     return &cpu->base;

@@ -21,6 +21,7 @@ const char *cpu_tier_name(enum cpu_tier tier); /* "scalar", "avx2", "avx512" */
 struct linear_kernels; /* linear.h */
 struct attend_kernels; /* attend.h */
 struct vector_kernels; /* vector.h: norms, rotation, activation, softmax sums */
+struct score_kernels;  /* score.h */
 
 struct cpu_backend {
     struct backend base; /* first: a struct backend * is a struct cpu_backend * */
@@ -29,8 +30,10 @@ struct cpu_backend {
     const struct linear_kernels *linear;
     const struct attend_kernels *attend;
     const struct vector_kernels *vector;
+    const struct score_kernels *score;
     void *linear_scratch; /* owned by linear.c */
     void *attend_scratch; /* owned by attend.c */
+    void *score_state;    /* owned by score_state.c */
     char description[128];
 };
 
@@ -67,6 +70,18 @@ void cpu_move_slots(struct backend *, const struct kv_pool *, const uint32_t *pa
     const uint32_t *to, uint32_t count);
 void cpu_clear_slots(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t first, uint32_t end);
 void cpu_poison_pages(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t count);
+
+/* score.c, score_state.c, score_attention.c, score_rotate.c */
+const struct score_kernels *cpu_score_kernels(enum cpu_tier tier);
+void cpu_score_state_free(struct cpu_backend *cpu);
+int cpu_score(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
+    uint32_t heads, struct error *error);
+void cpu_window_preference(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
+    uint32_t heads, double *entropy, double *variance);
+void cpu_rotate_slots(struct backend *, const struct kv_pool *, const struct rope_params *, const uint32_t *pages,
+    const uint32_t *slots, const float *keys, const uint32_t *to, uint32_t count);
+void cpu_unrotate_slots(struct backend *, const struct kv_pool *, const struct rope_params *, const uint32_t *pages,
+    const uint32_t *slots, uint32_t count, float *keys);
 
 /* sample.c */
 void cpu_sample(struct backend *, const float *logits, uint32_t rows, uint32_t vocabulary,

@@ -74,7 +74,7 @@ static struct rope_table *table_get(struct cpu_backend *cpu, const struct rope_p
     return scratch->rope;
 }
 
-static void turn_compute(const struct rope_params *rope, uint32_t position, float *turn) {
+void rope_turn(const struct rope_params *rope, uint32_t position, float *turn) {
     for (uint32_t pair = 0; pair < rope->dim / 2; pair++) {
         double angle = (double)position * (double)rope->inverse_freq[pair];
         float cosine = (float)cos(angle), sine = (float)sin(angle);
@@ -87,12 +87,12 @@ static void turn_compute(const struct rope_params *rope, uint32_t position, floa
 /* The turn of a row; space is used when nothing is kept. Each row is touched by one thread only. */
 static const float *turn_get(const struct rope_job *job, uint32_t row, uint32_t position, float *space) {
     if (job->table == NULL) {
-        turn_compute(job->rope, position, space);
+        rope_turn(job->rope, position, space);
         return space;
     }
     float *turn = job->table->turns + (size_t)row * 2 * job->rope->dim;
     if (job->table->positions[row] != position) {
-        turn_compute(job->rope, position, turn);
+        rope_turn(job->rope, position, turn);
         job->table->positions[row] = position;
     }
     return turn;

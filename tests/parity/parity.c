@@ -14,6 +14,7 @@ static const struct parity_case *const families[] = {
     parity_vector_cases,
     parity_pages_cases,
     parity_sample_cases,
+    parity_score_cases,
 };
 
 static const char *const tiers[] = {"scalar", "avx2", "avx512"};

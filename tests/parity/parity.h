@@ -34,6 +34,7 @@ extern const struct parity_case parity_linear_timed[];
 extern const struct parity_case parity_vector_cases[];
 extern const struct parity_case parity_pages_cases[];
 extern const struct parity_case parity_sample_cases[];
+extern const struct parity_case parity_score_cases[];
 
 struct parity {
     struct backend *backend;

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of score.h. A tier's file includes its lanes_*.h, then this. Loops without lanes are such as the compiler
+ * vectorises: every element on its own, integers or exact conversions, no sums.
+ */
+#include "engine/cpu/score.h"
+
+#include <math.h>
+#include <string.h>
+
+#define SCORE_INLINE static inline __attribute__((always_inline))
+
+/* Rows of a matrix that are multiplied at a time. */
+enum { SCORE_BLOCK_ROWS = LANES_BLOCK_ROWS > 1 ? 4 : 1 };
+
+/* A sum below 2^52 times 2^-24, rounded once: the bits of 2^52 + sum are those of 2^52 with the sum in the mantissa. */
+SCORE_INLINE double score_wide_sum(uint64_t sum) {
+    uint64_t bits = sum | 0x4330000000000000ull;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return (value - 0x1p52) * 0x1p-24;
+}
+
+static void score_sums(const uint64_t *restrict sums, uint32_t count, float *restrict out) {
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = (float)score_wide_sum(sums[i]);
+}
+
+static void score_sums_per_query(const uint64_t *restrict sums, const int32_t *restrict positions, uint32_t seen,
+    uint32_t count, float *restrict out) {
+    double tokens = (double)seen;
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = (float)(score_wide_sum(sums[i]) / (tokens - (double)positions[i]));
+}
+
+static void score_window_sums(const uint32_t *restrict sums, uint32_t count, float *restrict out) {
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = (float)sums[i] * 0x1p-24f;
+}
+
+/* Up to V vectors of slots; the rows are read in the widths that memory likes. */
+SCORE_INLINE void score_spread_block(const uint16_t *rows, uint32_t rows_count, size_t stride, const uint32_t *sums,
+    float gamma, uint32_t V, uint32_t count, float *out) {
+    float part = 1 / (float)rows_count;
+    float means[4][LANES];
+    struct lanes mean[4], squares[4];
+    for (uint32_t v = 0; v < V; v++) {
+        for (uint32_t lane = 0; lane < LANES; lane++)
+            means[v][lane] = (float)sums[v * LANES + lane] * 0x1p-24f * part;
+        mean[v] = lanes_load(means[v]);
+        squares[v] = lanes_set(0);
+    }
+    for (uint32_t row = 0; row < rows_count; row++) {
+        for (uint32_t v = 0; v < V; v++) {
+            struct lanes off = lanes_sub(lanes_load_half(rows + row * stride + v * LANES), mean[v]);
+            squares[v] = lanes_fma(off, off, squares[v]);
+        }
+    }
+    for (uint32_t v = 0; v < V; v++) {
+        struct lanes score = lanes_fma(lanes_set(gamma), lanes_mul(squares[v], lanes_set(part)), mean[v]);
+        uint32_t left = count - v * LANES;
+        if (left >= LANES)
+            lanes_store(out + v * LANES, score);
+        else
+            lanes_store_part(out + v * LANES, left, score);
+    }
+}
+
+/* Statistics go on to a multiple of 16 slots. */
+static void score_spread(const uint16_t *rows, uint32_t rows_count, size_t stride, const uint32_t *sums, float gamma,
+    uint32_t count, float *out) {
+    uint32_t i = 0;
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        score_spread_block(rows + i, rows_count, stride, sums + i, gamma, 4, 4 * LANES, out + i);
+    for (; i < count; i += LANES)
+        score_spread_block(rows + i, rows_count, stride, sums + i, gamma, 1, count - i, out + i);
+}
+
+static void score_above_bits(const uint64_t *restrict bits, uint32_t count, float *restrict out) {
+    enum { WORDS = STATISTIC_ABOVE_BITS / 64 };
+    for (uint32_t i = 0; i < count; i++) {
+        int total = 0;
+        for (uint32_t word = 0; word < WORDS; word++)
+            total += __builtin_popcountll(bits[(size_t)i * WORDS + word]);
+        out[i] = (float)total;
+    }
+}
+
+static void score_positions(const int32_t *restrict positions, uint32_t count, float *restrict out) {
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = (float)positions[i];
+}
+
+static int32_t score_last_position(const int32_t *positions, uint32_t count) {
+    int32_t last = -1;
+    for (uint32_t i = 0; i < count; i++)
+        last = positions[i] > last ? positions[i] : last;
+    return last;
+}
+
+static void score_protect_slots(
+    const int32_t *restrict positions, int32_t sinks, int32_t recent_from, uint32_t count, float *restrict scores) {
+    for (uint32_t i = 0; i < count; i++) {
+        int32_t position = positions[i];
+        float score = scores[i];
+        score = (position < sinks) | (position >= recent_from) ? INFINITY : score;
+        scores[i] = position == KV_NO_POSITION ? NAN : score;
+    }
+}
+
+/* Whether sixteen slots of an order follow each other: then they are copied and not picked one by one. */
+SCORE_INLINE bool score_is_run(const uint32_t *order) {
+    uint32_t first = order[0], differs = 0;
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        differs |= order[lane] ^ (first + lane);
+    return differs == 0;
+}
+
+static void score_gather(const int32_t *restrict positions, const float *restrict scores,
+    const uint32_t *restrict order, uint32_t count, int32_t *restrict out_positions, float *restrict out_scores) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        if (score_is_run(order + i)) {
+            memcpy(out_positions + i, positions + order[i], LANES * sizeof *positions);
+            memcpy(out_scores + i, scores + order[i], LANES * sizeof *scores);
+            continue;
+        }
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            out_positions[i + lane] = positions[order[i + lane]];
+            out_scores[i + lane] = scores[order[i + lane]];
+        }
+    }
+    for (; i < count; i++) {
+        out_positions[i] = positions[order[i]];
+        out_scores[i] = scores[order[i]];
+    }
+}
+
+static void score_scatter(
+    const float *restrict from, const uint32_t *restrict order, uint32_t count, float *restrict scores) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        if (score_is_run(order + i)) {
+            memcpy(scores + order[i], from + i, LANES * sizeof *scores);
+            continue;
+        }
+        for (uint32_t lane = 0; lane < LANES; lane++)
+            scores[order[i + lane]] = from[i + lane];
+    }
+    for (; i < count; i++)
+        scores[order[i]] = from[i];
+}
+
+/* Positions are distinct and ascend, so whoever is at most R positions away is at most R places away. */
+SCORE_INLINE void score_pool_reach(
+    const int32_t *restrict positions, const float *restrict scores, uint32_t count, int R, float *restrict out) {
+    for (uint32_t i = 0; i < count; i++) {
+        const int32_t *position = positions + i;
+        const float *score = scores + i;
+        float most = *score;
+        for (int step = 1; step <= R; step++) {
+            float after = position[step] - *position <= R ? score[step] : -INFINITY;
+            float before = *position - position[-step] <= R ? score[-step] : -INFINITY;
+            most = after > most ? after : most;
+            most = before > most ? before : most;
+        }
+        out[i] = most;
+    }
+}
+
+static void score_pool(const int32_t *positions, const float *scores, uint32_t count, uint32_t reach, float *out) {
+    switch (reach) { /* a constant, so that the compiler unrolls over neighbours and vectorises over slots */
+    case 0:
+        memcpy(out, scores, count * sizeof *out);
+        break;
+    case 1:
+        score_pool_reach(positions, scores, count, 1, out);
+        break;
+    case 2:
+        score_pool_reach(positions, scores, count, 2, out);
+        break;
+    case 3:
+        score_pool_reach(positions, scores, count, 3, out);
+        break;
+    case 4:
+        score_pool_reach(positions, scores, count, 4, out);
+        break;
+    case 5:
+        score_pool_reach(positions, scores, count, 5, out);
+        break;
+    case 6:
+        score_pool_reach(positions, scores, count, 6, out);
+        break;
+    case 7:
+        score_pool_reach(positions, scores, count, 7, out);
+        break;
+    default:
+        score_pool_reach(positions, scores, count, SCORE_POOL_FIXED, out);
+        break;
+    }
+}
+
+/* Blocks. */
+
+SCORE_INLINE void score_products_rows(uint32_t R, const float *x, size_t x_stride, const float *m, size_t row_stride,
+    size_t column_stride, uint32_t columns, float *out) {
+    struct lanes sums[SCORE_BLOCK_ROWS];
+    for (uint32_t r = 0; r < R; r++)
+        sums[r] = lanes_set(0);
+    for (uint32_t c = 0; c < columns; c++) {
+        struct lanes value = lanes_load(x + c * x_stride);
+        for (uint32_t r = 0; r < R; r++)
+            sums[r] = lanes_fma(lanes_set(m[r * row_stride + c * column_stride]), value, sums[r]);
+    }
+    for (uint32_t r = 0; r < R; r++)
+        lanes_store(out + r * LANES, sums[r]);
+}
+
+static void score_products(const float *x, size_t x_stride, const float *m, size_t row_stride, size_t column_stride,
+    uint32_t rows, uint32_t columns, bool lower, float *out) {
+    uint32_t r = 0;
+    for (; r + SCORE_BLOCK_ROWS <= rows; r += SCORE_BLOCK_ROWS) { /* what lies beyond a row's end is zero */
+        uint32_t end = lower && r + SCORE_BLOCK_ROWS < columns ? r + SCORE_BLOCK_ROWS : columns;
+        score_products_rows(
+            SCORE_BLOCK_ROWS, x, x_stride, m + r * row_stride, row_stride, column_stride, end, out + (size_t)r * LANES);
+    }
+    for (; r < rows; r++) {
+        uint32_t end = lower && r + 1 < columns ? r + 1 : columns;
+        score_products_rows(
+            1, x, x_stride, m + r * row_stride, row_stride, column_stride, end, out + (size_t)r * LANES);
+    }
+}
+
+static void score_exact_products(const float *x, size_t x_stride, const float *m, size_t row_stride,
+    size_t column_stride, uint32_t rows, uint32_t columns, double *out) {
+    for (uint32_t r = 0; r < rows; r++) {
+        struct sums sum = sums_zero();
+        for (uint32_t c = 0; c < columns; c++) {
+            struct lanes factor = lanes_set(m[r * row_stride + c * column_stride]);
+            sum = sums_add(sum, lanes_mul(factor, lanes_load(x + c * x_stride)));
+        }
+        sums_store(out + (size_t)r * LANES, sum);
+    }
+}
+
+static void score_dots(const float *x, const float *y, uint32_t rows, double out[SCORE_LANES]) {
+    struct sums sum = sums_zero();
+    for (uint32_t r = 0; r < rows; r++)
+        sum = sums_add(sum, lanes_mul(lanes_load(x + (size_t)r * LANES), lanes_load(y + (size_t)r * LANES)));
+    sums_store(out, sum);
+}
+
+static void score_squares(const float *x, uint32_t rows, double out[SCORE_LANES]) {
+    score_dots(x, x, rows, out);
+}
+
+SCORE_INLINE void score_distances_rows(
+    uint32_t R, const float *x, const float *m, size_t m_stride, uint32_t columns, float *out) {
+    struct lanes sums[SCORE_BLOCK_ROWS];
+    for (uint32_t r = 0; r < R; r++)
+        sums[r] = lanes_set(0);
+    for (uint32_t c = 0; c < columns; c++) {
+        struct lanes value = lanes_load(x + (size_t)c * LANES);
+        for (uint32_t r = 0; r < R; r++) {
+            struct lanes off = lanes_sub(value, lanes_set(m[r * m_stride + c]));
+            sums[r] = lanes_fma(off, off, sums[r]);
+        }
+    }
+    for (uint32_t r = 0; r < R; r++)
+        lanes_store(out + r * LANES, sums[r]);
+}
+
+static void score_distances(
+    const float *x, const float *m, size_t m_stride, uint32_t rows, uint32_t columns, float *out) {
+    uint32_t r = 0;
+    for (; r + SCORE_BLOCK_ROWS <= rows; r += SCORE_BLOCK_ROWS)
+        score_distances_rows(SCORE_BLOCK_ROWS, x, m + r * m_stride, m_stride, columns, out + (size_t)r * LANES);
+    for (; r < rows; r++)
+        score_distances_rows(1, x, m + r * m_stride, m_stride, columns, out + (size_t)r * LANES);
+}
+
+static void score_add_absolute(const float *x, uint32_t rows, double out[SCORE_LANES]) {
+    struct sums sum = sums_zero();
+    for (uint32_t r = 0; r < rows; r++) {
+        struct lanes value = lanes_load(x + (size_t)r * LANES);
+        sum = sums_add(sum, lanes_max(value, lanes_sub(lanes_set(0), value)));
+    }
+    double total[LANES];
+    sums_store(total, sum);
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        out[lane] += total[lane];
+}
+
+static void score_halves(const uint16_t *from, float out[SCORE_LANES]) {
+    lanes_store(out, lanes_load_half(from));
+}
+
+SCORE_INLINE struct lanes score_load(enum kv_format format, const char *from, size_t offset) {
+    if (format == KV_F32)
+        return lanes_load((const float *)from + offset);
+    if (format == KV_F16)
+        return lanes_load_half((const uint16_t *)from + offset);
+    return lanes_load_bfloat((const uint16_t *)from + offset);
+}
+
+SCORE_INLINE float score_number(enum kv_format format, const char *from, size_t offset) {
+    if (format == KV_F32)
+        return ((const float *)from)[offset];
+    if (format == KV_F16)
+        return half_to_float(((const uint16_t *)from)[offset]);
+    return bfloat_to_float(((const uint16_t *)from)[offset]);
+}
+
+SCORE_INLINE void score_keys_block(enum kv_format format, const char *page, uint32_t dim, float *block) {
+    for (uint32_t c = 0; c < dim; c++)
+        lanes_store(block + (size_t)c * LANES, score_load(format, page, (size_t)c * LANES));
+}
+
+/* Values lie by slot: turned around, sixteen channels at a time. */
+SCORE_INLINE void score_values_block(enum kv_format format, const char *page, uint32_t dim, float *block) {
+    const char *values = page + (size_t)dim * LANES * kv_number_bytes(format);
+    for (uint32_t slot = 0; slot < LANES; slot++) {
+        size_t row = (size_t)slot * dim;
+        uint32_t c = 0;
+        for (; c + LANES <= dim; c += LANES) {
+            float part[LANES];
+            lanes_store(part, score_load(format, values, row + c));
+            for (uint32_t i = 0; i < LANES; i++)
+                block[(size_t)(c + i) * LANES + slot] = part[i];
+        }
+        for (; c < dim; c++)
+            block[(size_t)c * LANES + slot] = score_number(format, values, row + c);
+    }
+}
+
+static void score_keys_f32(const char *page, uint32_t dim, float *block) {
+    score_keys_block(KV_F32, page, dim, block);
+}
+
+static void score_keys_f16(const char *page, uint32_t dim, float *block) {
+    score_keys_block(KV_F16, page, dim, block);
+}
+
+static void score_keys_bf16(const char *page, uint32_t dim, float *block) {
+    score_keys_block(KV_BF16, page, dim, block);
+}
+
+static void score_values_f32(const char *page, uint32_t dim, float *block) {
+    score_values_block(KV_F32, page, dim, block);
+}
+
+static void score_values_f16(const char *page, uint32_t dim, float *block) {
+    score_values_block(KV_F16, page, dim, block);
+}
+
+static void score_values_bf16(const char *page, uint32_t dim, float *block) {
+    score_values_block(KV_BF16, page, dim, block);
+}
+
+#define SCORE_KERNELS                                                                                                  \
+    {                                                                                                                  \
+        .sums = score_sums, .sums_per_query = score_sums_per_query, .window_sums = score_window_sums,                  \
+        .spread = score_spread, .above = score_above_bits, .positions = score_positions,                               \
+        .last_position = score_last_position, .protect = score_protect_slots, .gather = score_gather,                  \
+        .scatter = score_scatter, .pool_max = score_pool, .products = score_products,                                  \
+        .exact_products = score_exact_products, .squares = score_squares, .dots = score_dots,                          \
+        .distances = score_distances, .add_absolute = score_add_absolute, .halves = score_halves, .formats = {         \
+            [KV_F32] = {score_keys_f32, score_values_f32},                                                             \
+            [KV_F16] = {score_keys_f16, score_values_f16},                                                             \
+            [KV_BF16] = {score_keys_bf16, score_values_bf16},                                                          \
+        }                                                                                                              \
+    }

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Stages along original positions: pooling, protection, position itself.
+ *
+ * Pooling wants slots in order of position. Most heads are in that order but for slots that were reused since the last
+ * compaction: an order from the host, or one that is sorted here, leads to a copy of positions and scores in order, in
+ * which protected and unused slots are the two ends (they have the smallest and the largest positions).
+ */
+#include "engine/cpu/score.h"
+
+#include "engine/random.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Slots that may be pooled, in order of position: [first, end) of the order; order NULL: slots are in that order. */
+struct pool_range {
+    const int32_t *positions; /* by slot */
+    const uint32_t *order;
+    uint32_t first, end;
+};
+
+void score_position(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    const struct score_head *at = &unit->layer->heads[head];
+    (void)stage;
+    unit->kernels->positions(unit->scratch->slots[head].positions, at->view.slots, at->scores);
+}
+
+void score_random(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    const struct score_head *at = &unit->layer->heads[head];
+    const int32_t *positions = unit->scratch->slots[head].positions;
+    uint32_t stream = unit->layer->layer * unit->pool->layout.kv_heads + head;
+    (void)stage;
+    for (uint32_t slot = 0; slot < at->view.slots; slot++)
+        at->scores[slot] = random_uniform(unit->layer->seed, stream, (uint32_t)positions[slot], 0);
+}
+
+static int32_t limit_position(uint32_t position) {
+    return position < KV_NO_POSITION ? (int32_t)position : KV_NO_POSITION;
+}
+
+void score_protect(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    const struct score_head *at = &unit->layer->heads[head];
+    (void)stage;
+    unit->kernels->protect(unit->scratch->slots[head].positions, limit_position(at->sinks),
+        limit_position(at->recent_from), at->view.slots, at->scores);
+}
+
+/* ---- order ---- */
+
+static bool ascends(const int32_t *positions, uint32_t count) {
+    uint32_t wrong = 0;
+    for (uint32_t i = 1; i < count; i++)
+        wrong |= positions[i] <= positions[i - 1];
+    return wrong == 0;
+}
+
+static int compare_keys(const void *a, const void *b) {
+    const uint64_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+/* Slots by position; unused ones last. */
+static const uint32_t *sort_slots(const struct score_unit *unit, const int32_t *positions, uint32_t count) {
+    uint64_t *keys = unit->scratch->keys;
+    for (uint32_t slot = 0; slot < count; slot++)
+        keys[slot] = (uint64_t)(uint32_t)positions[slot] << 32 | slot;
+    qsort(keys, count, sizeof *keys, compare_keys);
+    for (uint32_t i = 0; i < count; i++)
+        unit->scratch->order[i] = (uint32_t)keys[i];
+    return unit->scratch->order;
+}
+
+static int32_t ordered_position(const struct pool_range *range, uint32_t i) {
+    return range->positions[range->order != NULL ? range->order[i] : i];
+}
+
+/* First place in [low, high) of the order whose position is at least `from`. */
+static uint32_t find_position(const struct pool_range *range, uint32_t low, uint32_t high, int32_t from) {
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (ordered_position(range, middle) < from)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static struct pool_range pool_range(const struct score_unit *unit, uint32_t head) {
+    const struct score_head *at = &unit->layer->heads[head];
+    struct pool_range range = {.positions = unit->scratch->slots[head].positions};
+    uint32_t slots = at->view.slots;
+    if (at->order != NULL)
+        range.order = at->order;
+    else if (!ascends(range.positions, slots))
+        range.order = sort_slots(unit, range.positions, slots);
+    range.first = find_position(&range, 0, slots, limit_position(at->sinks));
+    range.end = find_position(&range, range.first, slots, limit_position(at->recent_from));
+    return range;
+}
+
+/* Copies the range's positions and scores in order, with far neighbours around them, and returns how many they are. */
+static uint32_t copy_range(
+    const struct score_unit *unit, uint32_t head, const struct pool_range *range, int32_t **positions, float **scores) {
+    const float *from = unit->layer->heads[head].scores;
+    uint32_t count = range->end - range->first;
+    *positions = unit->scratch->near_positions + SCORE_PAD;
+    *scores = unit->scratch->near_scores + SCORE_PAD;
+    if (range->order != NULL) {
+        unit->kernels->gather(range->positions, from, range->order + range->first, count, *positions, *scores);
+    } else {
+        memcpy(*positions, range->positions + range->first, count * sizeof **positions);
+        memcpy(*scores, from + range->first, count * sizeof **scores);
+    }
+    for (uint32_t i = 0; i < SCORE_PAD; i++) {
+        (*positions)[(int32_t)i - SCORE_PAD] = -SCORE_PAD; /* positions are at least 0 */
+        (*positions)[count + i] = KV_NO_POSITION;
+        (*scores)[(int32_t)i - SCORE_PAD] = -INFINITY;
+        (*scores)[count + i] = -INFINITY;
+    }
+    return count;
+}
+
+static void store_range(
+    const struct score_unit *unit, uint32_t head, const struct pool_range *range, const float *pooled) {
+    float *scores = unit->layer->heads[head].scores;
+    uint32_t count = range->end - range->first;
+    if (range->order != NULL)
+        unit->kernels->scatter(pooled, range->order + range->first, count, scores);
+    else
+        memcpy(scores + range->first, pooled, count * sizeof *scores);
+}
+
+/* ---- pooling ---- */
+
+/* The largest score of every window by a queue of candidates, each smaller than the one before it. */
+static void pool_far(
+    const int32_t *positions, const float *scores, uint32_t count, uint32_t reach, uint32_t *queue, float *out) {
+    uint32_t head = 0, tail = 0, next = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        for (; next < count && (uint32_t)(positions[next] - positions[i]) <= reach; next++) {
+            while (tail > head && scores[queue[tail - 1]] <= scores[next])
+                tail--;
+            queue[tail++] = next;
+        }
+        while ((uint32_t)(positions[i] - positions[queue[head]]) > reach && queue[head] < i)
+            head++;
+        out[i] = scores[queue[head]];
+    }
+}
+
+void score_pool_max(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    struct pool_range range = pool_range(unit, head);
+    int32_t *positions;
+    float *scores, *pooled = (float *)unit->scratch->wide;
+    uint32_t count = copy_range(unit, head, &range, &positions, &scores), reach = stage->n / 2;
+    if (reach <= SCORE_POOL_FIXED)
+        unit->kernels->pool_max(positions, scores, count, reach, pooled);
+    else
+        pool_far(positions, scores, count, reach, (uint32_t *)unit->scratch->keys, pooled);
+    store_range(unit, head, &range, pooled);
+}
+
+/* ---- the best ---- */
+
+/* Larger is better: score, then position. NaN is worst. */
+static uint64_t rank_key(float score, int32_t position) {
+    uint32_t bits;
+    if (isnan(score))
+        score = -INFINITY;
+    score += 0.0f; /* -0 equals 0 */
+    memcpy(&bits, &score, sizeof bits);
+    bits = bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (uint64_t)bits << 32 | (uint32_t)position;
+}
+
+/* The count-th largest of keys [total], 1 <= count <= total, all distinct; keys are reordered. By bytes from the top:
+ * those that share the bytes found so far are the first `total` of keys. */
+static uint64_t find_key(uint64_t *keys, uint32_t total, uint32_t count) {
+    for (int shift = 56; shift >= 0 && total > 1; shift -= 8) {
+        uint32_t histogram[256] = {0}, left = 0, digit = 255;
+        for (uint32_t i = 0; i < total; i++)
+            histogram[keys[i] >> shift & 255]++;
+        while (histogram[digit] < count)
+            count -= histogram[digit--];
+        for (uint32_t i = 0; i < total; i++) {
+            if ((keys[i] >> shift & 255) == digit)
+                keys[left++] = keys[i];
+        }
+        total = left;
+    }
+    return keys[0];
+}
+
+void score_protect_best(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    const struct score_head *at = &unit->layer->heads[head];
+    const int32_t *positions = unit->scratch->slots[head].positions;
+    uint32_t best = unit->layer->budget / 2, total = 0;
+    (void)stage;
+    for (uint32_t slot = 0; slot < at->view.slots; slot++) {
+        if (positions[slot] != KV_NO_POSITION)
+            unit->scratch->keys[total++] = rank_key(at->scores[slot], positions[slot]);
+    }
+    best = best < total ? best : total;
+    if (best == 0)
+        return;
+    uint64_t lowest = find_key(unit->scratch->keys, total, best);
+    for (uint32_t slot = 0; slot < at->view.slots; slot++) {
+        if (positions[slot] != KV_NO_POSITION && rank_key(at->scores[slot], positions[slot]) >= lowest)
+            at->scores[slot] = INFINITY;
+    }
+}
