@@ -16,6 +16,7 @@
 enum eval_metric {
     METRIC_NONE,           /* log-probability only */
     METRIC_CONTAINS,       /* part of the expected answers that occur in the output */
+    METRIC_CONTAINS_ANY,   /* an answer occurs in the output, both after SQuAD's normalisation */
     METRIC_EXACT,          /* first line equals an answer after normalisation */
     METRIC_NUMBER,         /* last number of the output equals the answer's (gsm8k) */
     METRIC_F1,             /* LongBench: token F1 after SQuAD's normalisation, best over the answers */
@@ -27,7 +28,8 @@ enum eval_metric {
     METRIC_KINDS,
 };
 
-/* One question. All text is UTF-8 and owned by the items. */
+/* One question. All text is UTF-8 and owned by the items. In a text that is continued, a space stands between the
+ * question and its answer where neither has white space there. */
 struct eval_item {
     char *context;  /* what a query-agnostic policy sees before it prunes */
     char *question; /* follows the context; may be empty: then the context is all */
@@ -36,6 +38,7 @@ struct eval_item {
     char **classes; /* METRIC_CLASSIFICATION: all classes; else NULL */
     uint32_t classes_count;
     char *stop;          /* the output ends before this text; NULL: none */
+    bool first_line;     /* scored is the first line that is not empty; the output may end with it */
     uint32_t max_tokens; /* of the answer */
     bool chat;           /* context and question are one message of the user; else the text is continued as it is */
     enum eval_metric metric;
@@ -49,6 +52,7 @@ struct eval_items {
 
 /* Appends a zeroed item; NULL on failed allocation. */
 struct eval_item *eval_items_add(struct eval_items *items);
+void eval_item_clear(struct eval_item *item); /* frees its texts */
 void eval_items_free(struct eval_items *items);
 
 #endif
