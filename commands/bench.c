@@ -307,10 +307,25 @@ static int print_report(struct bench *bench, struct error *error) {
     return 0;
 }
 
+/* Runs are those of the full cache. */
+static int check_policies(const struct config *config, struct error *error) {
+    struct policy_settings *list = NULL;
+    size_t count = 0;
+    int code = config_policies(config, &list, &count, error);
+    for (size_t i = 0; i < count && code == 0; i++)
+        if (!policy_settings_keep_all(&list[i]))
+            code = error_set(error, ERROR_UNSUPPORTED, "kv-policy %s: bench measures the full cache, policy full",
+                list[i].policy->name);
+    config_free_policies(list, count);
+    return code;
+}
+
 int command_bench(const struct config *config) {
     struct bench bench = {0};
     struct error error = {0};
-    int code = open_bench(&bench, config, &error);
+    int code = check_policies(config, &error);
+    if (code == 0)
+        code = open_bench(&bench, config, &error);
     if (code == 0) {
         describe(&bench);
         code = bench_prefill_case(&bench, &error);

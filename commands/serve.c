@@ -16,8 +16,14 @@ struct serve {
     struct tokenizer *tokenizer;
     struct engine *engine;
     struct scheduler *scheduler;
+    struct policy_settings *policies; /* one */
+    size_t policies_count;
     struct error chat_error;
 };
+
+static int serve_read_policy(struct serve *serve, struct error *error) {
+    return config_policies(serve->config, &serve->policies, &serve->policies_count, error);
+}
 
 /* server_load: runs on its own thread while the server answers /health already. */
 static int serve_load(
@@ -34,9 +40,13 @@ static int serve_load(
     serve->engine = engine_open(serve->model, &engine_options, error);
     if (serve->engine == NULL)
         return error->code;
+    if (serve_read_policy(serve, error) != 0)
+        return error->code;
     struct scheduler_options options = {.max_sequences = config->max_sequences,
         .max_waiting = config->max_waiting,
         .prefill_chunk = config->prefill_chunk,
+        .kv_policy = serve->policies[0],
+        .swap_bytes = config->kv_swap,
         .wake = wake,
         .wake_context = wake_context};
     serve->scheduler = scheduler_create(serve->engine, serve->tokenizer, &options, error);
@@ -48,9 +58,13 @@ static int serve_load(
         .fingerprint = serve->model->fingerprint,
         .chat_refusal = chat ? NULL : serve->chat_error.message,
         .vocabulary = serve->model->shape.vocabulary,
-        .tokens_max = engine_tokens_max(serve->engine)};
+        .tokens_max = engine_tokens_max(serve->engine),
+        .kv_policy = serve->policies[0]};
+    char policy[200];
+    policy_settings_describe(&model->kv_policy, policy, sizeof policy);
     log_event(LOG_INFO, NULL, "model loaded", "file", LOG_STRING(config->model), "backend",
-        LOG_STRING(engine_describe(serve->engine)), "context", LOG_INT(model->tokens_max), NULL);
+        LOG_STRING(engine_describe(serve->engine)), "context", LOG_INT(model->tokens_max), "kv_policy",
+        LOG_STRING(policy), NULL);
     uint32_t wanted = config->context == 0 ? serve->model->shape.context : config->context;
     if (model->tokens_max < wanted)
         log_event(LOG_WARNING, NULL, "context cut to what kv-memory holds", "context", LOG_INT(model->tokens_max),
@@ -68,6 +82,7 @@ int command_serve(const struct config *config) {
     /* The scheduler's thread wakes the server, the server's threads use the tokenizer. */
     scheduler_free(serve.scheduler);
     server_free(server);
+    config_free_policies(serve.policies, serve.policies_count);
     engine_close(serve.engine);
     tokenizer_free(serve.tokenizer);
     model_free(serve.model);

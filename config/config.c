@@ -96,8 +96,8 @@ static int take_flag(
 static int take_next_value(struct command_line *line, const struct option *option, struct error *error) {
     const char *value = line->next < line->count ? line->arguments[line->next] : NULL;
     if (value == NULL || strncmp(value, "--", 2) == 0) {
-        char allowed[160];
-        option_describe_allowed(option, allowed, sizeof allowed);
+        char allowed[OPTION_ALLOWED_MAX];
+        option_describe_allowed(option, allowed);
         return error_set(error, ERROR_INVALID, "option --%s needs a value: %s%s", option->name, allowed,
             value != NULL && value[2] != '\0' ? " (one that begins with -- is joined by =)" : "");
     }
@@ -295,6 +295,22 @@ static int check_required(enum config_command command, const struct config *conf
     return 0;
 }
 
+/* What can only be seen of the eviction options together. */
+static int check_policies(enum config_command command, const struct config *config, struct error *error) {
+    struct policy_settings *list = NULL;
+    size_t count = 0;
+    if ((option_find("kv-policy")->commands & command) == 0)
+        return 0;
+    int code = config_policies(config, &list, &count, error);
+    if (code == 0 && command == CONFIG_SERVE && count != 1)
+        code = error_set(error, ERROR_INVALID,
+            "kv-policy and kv-ratio give %zu choices: distillcache serve has one policy with one ratio (requests may "
+            "choose others)",
+            count);
+    config_free_policies(list, count);
+    return code;
+}
+
 int config_load(struct config *config, enum config_command command, int arguments_count, char *const *arguments,
     char *const *environment, struct error *error) {
     struct command_line line = {.command = command, .count = arguments_count, .arguments = arguments};
@@ -319,6 +335,8 @@ int config_load(struct config *config, enum config_command command, int argument
         code = apply_command_line(&line, config, error);
     if (code == 0 && !config->help && !config->print_config)
         code = check_required(command, config, error);
+    if (code == 0 && !config->help)
+        code = check_policies(command, config, error);
 out:
     free(line.assignments);
     return code;

@@ -9,7 +9,8 @@
  *
  * YAML keys are the option names with `_` for `-`. Sizes take K, M, G (powers of 1024). Booleans are true or false; on
  * the command line a bare `--flag` is true and `--no-flag` false. Lists repeat the option, or are a YAML sequence, or
- * are separated by commas; a list from one source replaces that of a source below. A scalar that is repeated on the
+ * are separated by commas (policies are not: their options have commas); a list from one source replaces that of a
+ * source below. A scalar that is repeated on the
  * command line has its last value. The file and the environment may hold options of every command. Variables that begin
  * with DISTILLCACHE_TEST_ belong to the tests and are ignored; another unknown DISTILLCACHE_ variable is an error.
  */
@@ -23,6 +24,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+struct policy_settings; /* policy/policy.h */
+
 struct string_list {
     char **items;
     size_t count;
@@ -32,17 +35,19 @@ struct string_list {
 struct config {
     /* model and engine */
     char *model;
-    char *backend;          /* auto | cpu */
-    char *cpu_features;     /* auto | scalar | avx2 | avx512 */
-    uint32_t threads;       /* 0: all that the process may use */
-    size_t kv_memory;       /* bytes of the page pool */
-    char *kv_policy;        /* full */
-    char *kv_ratio;         /* 1 */
-    char *kv_format;        /* f16 | f32 | bf16 */
-    char *precision;        /* int8 | f32 */
-    uint32_t context;       /* 0: the model's */
-    uint32_t batch_tokens;  /* rows of one step */
-    uint32_t prefill_chunk; /* prompt tokens a step while others decode; 0: batch_tokens */
+    char *backend;                /* auto | cpu */
+    char *cpu_features;           /* auto | scalar | avx2 | avx512 */
+    uint32_t threads;             /* 0: all that the process may use */
+    size_t kv_memory;             /* bytes of the page pool */
+    struct string_list kv_policy; /* "name[:FILE][,key=value...]" each; serve: one. See config_policies */
+    struct string_list kv_ratio;  /* numbers above 0 up to 1; empty: as the policies say. serve: at most one */
+    uint32_t kv_tokens;           /* slots of a head instead of a ratio; 0: by ratio */
+    size_t kv_swap;               /* bytes of host memory for preempted sequences that were pruned */
+    char *kv_format;              /* f16 | f32 | bf16 */
+    char *precision;              /* int8 | f32 */
+    uint32_t context;             /* 0: the model's */
+    uint32_t batch_tokens;        /* rows of one step */
+    uint32_t prefill_chunk;       /* prompt tokens a step while others decode; 0: batch_tokens */
     uint32_t max_sequences;
     uint32_t max_waiting;
     bool prefix_sharing;
@@ -87,6 +92,13 @@ int config_set_defaults(struct config *config, struct error *error);
 int config_load(struct config *config, enum config_command command, int arguments_count, char *const *arguments,
     char *const *environment, struct error *error);
 void config_free(struct config *config);
+
+/* The policies that kv_policy, kv_ratio and kv_tokens stand for: each policy with each ratio, in this order. A policy
+ * comes once when it is full, when its text names a budget ("h2o,ratio=0.1"), with kv_tokens, and when no
+ * ratio is given (then it has its own default). config_load has checked that this succeeds, but for files that a policy
+ * reads. *list is to be freed by config_free_policies. ERROR_INVALID, ERROR_MEMORY, and those of the files. */
+int config_policies(const struct config *config, struct policy_settings **list, size_t *count, struct error *error);
+void config_free_policies(struct policy_settings *list, size_t count); /* NULL allowed */
 
 void config_print_help(enum config_command command, FILE *out);
 /* The annotated example file: every option of `serve` with its help as a comment, at its value in config (NULL:

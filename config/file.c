@@ -148,13 +148,13 @@ static int outline_sequence(struct file_reader *reader, const char *key) {
 
 /* The event after a key: its value. */
 static int outline_value(struct file_reader *reader, const struct option *option) {
-    char key[OPTION_NAME_MAX], allowed[160], reason[224];
+    char key[OPTION_NAME_MAX], allowed[OPTION_ALLOWED_MAX], reason[OPTION_ALLOWED_MAX + 64];
     option_yaml_key(option, key);
     if (reader->event.type == YAML_SCALAR_EVENT)
         return check_scalar(reader, key);
     bool list = reader->event.type == YAML_SEQUENCE_START_EVENT;
-    if (!list || option->type != OPTION_COUNTS) {
-        option_describe_allowed(option, allowed, sizeof allowed);
+    if (!list || !option_is_list(option)) {
+        option_describe_allowed(option, allowed);
         snprintf(reason, sizeof reason, "is a %s: must be %s", list ? "list" : "mapping", allowed);
         return refuse_here(reader, key, reason);
     }

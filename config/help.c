@@ -30,10 +30,10 @@ static void print_wrapped(const char *text, size_t column, size_t width, const c
 
 /* "help: allowed values [default]", for a person at a terminal. */
 static void compose_help(const struct option *option, char *text, size_t size) {
-    char allowed[160] = "";
-    bool has_allowed = option->type == OPTION_CHOICE || option->type == OPTION_COUNTS;
+    char allowed[OPTION_ALLOWED_MAX] = "";
+    bool has_allowed = option->type == OPTION_CHOICE || option_is_list(option);
     if (has_allowed)
-        option_describe_allowed(option, allowed, sizeof allowed);
+        option_describe_allowed(option, allowed);
     const char *value = option->default_value != NULL ? option->default_value : "";
     bool show_default = *value != '\0' && (option->type != OPTION_BOOL || strcmp(value, "true") == 0);
     snprintf(text, size, "%s%s%s%s%s%s%s", option->help, has_allowed ? ": " : "", allowed, show_default ? " [" : "",
@@ -42,7 +42,7 @@ static void compose_help(const struct option *option, char *text, size_t size) {
 }
 
 static void print_option_help(const struct option *option, FILE *out) {
-    char form[OPTION_NAME_MAX + 40], text[600], indent[HELP_COLUMN + 1];
+    char form[OPTION_NAME_MAX + 40], text[900], indent[HELP_COLUMN + 1];
     if ((option->flags & OPTION_POSITIONAL) != 0)
         snprintf(form, sizeof form, "  %s", option->argument);
     else if (option->type == OPTION_BOOL && strcmp(option->default_value, "true") == 0)
@@ -91,16 +91,14 @@ void config_print_help(enum config_command command, FILE *out) {
 
 /* The comment's second line: what is allowed, and the default. */
 static void print_allowed(const struct option *option, FILE *out) {
-    char allowed[160];
-    option_describe_allowed(option, allowed, sizeof allowed);
-    if (option->type != OPTION_STRING)
-        fprintf(out, "# %s; ", allowed);
-    else
-        fputs("# ", out);
-    if ((option->flags & OPTION_REQUIRED) != 0)
-        fputs("required\n", out);
-    else
-        fprintf(out, "default: %s\n", *option->default_value == '\0' ? "empty" : option->default_value);
+    char allowed[OPTION_ALLOWED_MAX], text[OPTION_ALLOWED_MAX + 80];
+    option_describe_allowed(option, allowed);
+    bool required = (option->flags & OPTION_REQUIRED) != 0;
+    const char *value = required ? "" : *option->default_value == '\0' ? "empty" : option->default_value;
+    snprintf(text, sizeof text, "%s%s%s%s", option->type != OPTION_STRING ? allowed : "",
+        option->type != OPTION_STRING ? "; " : "", required ? "required" : "default: ", value);
+    fputs("# ", out);
+    print_wrapped(text, 2, COMMENT_WIDTH, "# ", out);
 }
 
 static void print_option_example(const struct option *option, const struct config *config, FILE *out) {

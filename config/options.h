@@ -13,12 +13,14 @@
 #include "config/config.h"
 
 enum option_type {
-    OPTION_STRING, /* char *: UTF-8 without control characters */
-    OPTION_CHOICE, /* char *: one of choices */
-    OPTION_COUNT,  /* uint32_t: minimum to maximum */
-    OPTION_SIZE,   /* size_t: bytes, minimum to maximum; text form with K, M or G */
-    OPTION_BOOL,   /* bool */
-    OPTION_COUNTS, /* struct string_list of whole numbers, each minimum to maximum; 1 to OPTION_LIST_MAX of them */
+    OPTION_STRING,   /* char *: UTF-8 without control characters */
+    OPTION_CHOICE,   /* char *: one of choices */
+    OPTION_COUNT,    /* uint32_t: minimum to maximum */
+    OPTION_SIZE,     /* size_t: bytes, minimum to maximum; text form with K, M or G */
+    OPTION_BOOL,     /* bool */
+    OPTION_COUNTS,   /* struct string_list of whole numbers, each minimum to maximum; 1 to OPTION_LIST_MAX of them */
+    OPTION_RATIOS,   /* struct string_list of decimal numbers above 0 up to 1; 1 to OPTION_LIST_MAX of them */
+    OPTION_POLICIES, /* struct string_list of policies with their options, one a text; 1 to OPTION_LIST_MAX of them */
 };
 
 enum option_flag {
@@ -30,8 +32,9 @@ enum option_flag {
 };
 
 #define OPTION_LIST_MAX 64
-#define OPTION_TEXT_MAX 4096 /* bytes of a value */
-#define OPTION_NAME_MAX 64   /* bytes of any form of a name, with the final zero */
+#define OPTION_TEXT_MAX 4096   /* bytes of a value */
+#define OPTION_NAME_MAX 64     /* bytes of any form of a name, with the final zero */
+#define OPTION_ALLOWED_MAX 400 /* bytes of what is said to be allowed, with the final zero */
 
 struct option {
     const char *name;
@@ -60,9 +63,11 @@ const struct option *option_find_key(const char *key); /* kv_memory, or NULL */
  * of commands and without any of the flags are offered. */
 const struct option *option_nearest(const char *name, unsigned commands, unsigned without_flags);
 
+bool option_is_list(const struct option *option);
+
 /* Reads a text into the option's field. A list is extended by the text, which may hold several items separated by
- * commas. ERROR_INVALID: the message begins with `place`, which names the option ("option --port"), and goes on with
- * the value and what is allowed. ERROR_MEMORY. */
+ * commas (but one policy). ERROR_INVALID: the message begins with `place`, which names the option ("option --port"),
+ * and goes on with the value and what is allowed. ERROR_MEMORY. */
 int option_parse(
     const struct option *option, struct config *config, const char *text, const char *place, struct error *error);
 /* Empties a list before a source of higher precedence fills it anew. Nothing happens to other types. */
@@ -73,7 +78,7 @@ void option_free(const struct option *option, struct config *config);
 void option_format(const struct option *option, const struct config *config, bool yaml, FILE *out);
 bool option_is_empty(const struct option *option, const struct config *config);
 /* "a whole number from 1 to 65535", "f16, f32 or bf16", ... */
-void option_describe_allowed(const struct option *option, char *text, size_t size);
+void option_describe_allowed(const struct option *option, char text[static OPTION_ALLOWED_MAX]);
 
 /* A text fit for a message: in quotes, control characters and bytes that are not UTF-8 escaped, cut after some 80
  * bytes. */

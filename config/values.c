@@ -4,6 +4,8 @@
  */
 #include "config/options.h"
 
+#include "policy/policy.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +58,8 @@ static void format_size(uint64_t bytes, char text[static 24]) {
     snprintf(text, 24, "%" PRIu64 "%s", bytes, unit);
 }
 
-static void describe_choices(const char *choices, char *text, size_t size) {
-    size_t length = 0;
+static void describe_choices(const char *choices, char *text) {
+    size_t length = 0, size = OPTION_ALLOWED_MAX;
     for (const char *c = choices; *c != '\0'; c += strcspn(c, "|"), c += *c == '|') {
         size_t width = strcspn(c, "|");
         bool last = c[width] == '\0';
@@ -69,7 +71,8 @@ static void describe_choices(const char *choices, char *text, size_t size) {
     }
 }
 
-void option_describe_allowed(const struct option *option, char *text, size_t size) {
+void option_describe_allowed(const struct option *option, char text[static OPTION_ALLOWED_MAX]) {
+    const size_t size = OPTION_ALLOWED_MAX;
     char low[24], high[24];
     switch (option->type) {
     case OPTION_STRING:
@@ -77,7 +80,7 @@ void option_describe_allowed(const struct option *option, char *text, size_t siz
             (option->flags & OPTION_MAY_BE_EMPTY) != 0 ? "a text" : "a text that is not empty,", OPTION_TEXT_MAX - 1);
         break;
     case OPTION_CHOICE:
-        describe_choices(option->choices, text, size);
+        describe_choices(option->choices, text);
         break;
     case OPTION_COUNT:
         snprintf(text, size, "a whole number from %" PRIu64 " to %" PRIu64, option->minimum, option->maximum);
@@ -94,13 +97,19 @@ void option_describe_allowed(const struct option *option, char *text, size_t siz
         snprintf(text, size, "1 to %d whole numbers from %" PRIu64 " to %" PRIu64, OPTION_LIST_MAX, option->minimum,
             option->maximum);
         break;
+    case OPTION_RATIOS:
+        snprintf(text, size, "1 to %d numbers above 0 up to 1", OPTION_LIST_MAX);
+        break;
+    case OPTION_POLICIES:
+        snprintf(text, size, "a policy name[:FILE][,option=value...], the name one of %s", policy_names());
+        break;
     }
 }
 
 static int refuse(const struct option *option, const char *text, const char *place, struct error *error) {
-    char quoted[OPTION_QUOTE_MAX], allowed[160];
+    char quoted[OPTION_QUOTE_MAX], allowed[OPTION_ALLOWED_MAX];
     option_quote(text, quoted);
-    option_describe_allowed(option, allowed, sizeof allowed);
+    option_describe_allowed(option, allowed);
     return error_set(error, ERROR_INVALID, "%s is %s: must be %s", place, quoted, allowed);
 }
 
@@ -129,6 +138,23 @@ static bool parse_number(const char *text, size_t length, bool size, uint64_t *v
 static bool parse_ranged(const struct option *option, const char *text, size_t length, uint64_t *value) {
     return parse_number(text, length, option->type == OPTION_SIZE, value) && *value >= option->minimum &&
            *value <= option->maximum;
+}
+
+/* Digits with at most one point among them, above 0 up to 1. */
+static bool parse_ratio(const char *text, size_t length) {
+    char digits[32];
+    size_t points = 0;
+    if (length == 0 || length >= sizeof digits)
+        return false;
+    for (size_t i = 0; i < length; i++) {
+        points += text[i] == '.';
+        if (points > 1 || (text[i] != '.' && (text[i] < '0' || text[i] > '9')))
+            return false;
+    }
+    memcpy(digits, text, length);
+    digits[length] = '\0';
+    double value = strtod(digits, NULL);
+    return value > 0 && value <= 1;
 }
 
 static bool text_is_acceptable(const char *text) {
@@ -178,14 +204,18 @@ static int list_append(struct string_list *list, const char *text, size_t length
     return 0;
 }
 
-static int parse_counts(
+static bool is_item(const struct option *option, const char *text, size_t length) {
+    uint64_t value;
+    return option->type == OPTION_RATIOS ? parse_ratio(text, length) : parse_ranged(option, text, length, &value);
+}
+
+static int parse_numbers(
     const struct option *option, struct config *config, const char *text, const char *place, struct error *error) {
     struct string_list *list = option_field(option, config);
     const char *item = text;
     for (;;) {
         size_t length = strcspn(item, ",");
-        uint64_t value;
-        if (!parse_ranged(option, item, length, &value) || list->count == OPTION_LIST_MAX)
+        if (!is_item(option, item, length) || list->count == OPTION_LIST_MAX)
             return refuse(option, text, place, error);
         int code = list_append(list, item, length, error);
         if (code != 0)
@@ -196,12 +226,30 @@ static int parse_counts(
     }
 }
 
+/* The policy's own message tells what is wrong with it; the files that it names are read. */
+static int parse_policy(
+    const struct option *option, struct config *config, const char *text, const char *place, struct error *error) {
+    struct string_list *list = option_field(option, config);
+    struct policy_settings settings;
+    struct error cause = {0};
+    char quoted[OPTION_QUOTE_MAX];
+    if (*text == '\0' || !text_is_acceptable(text) || list->count == OPTION_LIST_MAX)
+        return refuse(option, text, place, error);
+    int code = policy_settings_parse(text, &settings, &cause);
+    if (code != 0) {
+        option_quote(text, quoted);
+        return error_set(error, code, "%s is %s: %s", place, quoted, cause.message);
+    }
+    policy_settings_release(&settings);
+    return list_append(list, text, strlen(text), error);
+}
+
 int option_parse(
     const struct option *option, struct config *config, const char *text, const char *place, struct error *error) {
     void *field = option_field(option, config);
     uint64_t value;
     if (*text == '\0' && (option->flags & OPTION_MAY_BE_EMPTY) != 0)
-        return set_string(option, config, text, error);
+        return option_is_list(option) ? 0 : set_string(option, config, text, error);
     switch (option->type) {
     case OPTION_STRING:
         if (*text == '\0' || !text_is_acceptable(text))
@@ -227,13 +275,20 @@ int option_parse(
         *(bool *)field = strcmp(text, "true") == 0;
         return 0;
     case OPTION_COUNTS:
-        return parse_counts(option, config, text, place, error);
+    case OPTION_RATIOS:
+        return parse_numbers(option, config, text, place, error);
+    case OPTION_POLICIES:
+        return parse_policy(option, config, text, place, error);
     }
     return refuse(option, text, place, error);
 }
 
+bool option_is_list(const struct option *option) {
+    return option->type == OPTION_COUNTS || option->type == OPTION_RATIOS || option->type == OPTION_POLICIES;
+}
+
 void option_clear_list(const struct option *option, struct config *config) {
-    if (option->type != OPTION_COUNTS)
+    if (!option_is_list(option))
         return;
     struct string_list *list = option_field(option, config);
     for (size_t i = 0; i < list->count; i++)
@@ -243,7 +298,7 @@ void option_clear_list(const struct option *option, struct config *config) {
 
 void option_free(const struct option *option, struct config *config) {
     void *field = option_field(option, config);
-    if (option->type == OPTION_COUNTS) {
+    if (option_is_list(option)) {
         option_clear_list(option, config);
         free(((struct string_list *)field)->items);
         ((struct string_list *)field)->items = NULL;
@@ -257,7 +312,7 @@ void option_free(const struct option *option, struct config *config) {
 
 bool option_is_empty(const struct option *option, const struct config *config) {
     const void *field = option_field_const(option, config);
-    if (option->type == OPTION_COUNTS)
+    if (option_is_list(option))
         return ((const struct string_list *)field)->count == 0;
     if (option->type != OPTION_STRING && option->type != OPTION_CHOICE)
         return false;
@@ -286,11 +341,20 @@ static void print_quoted(const char *text, FILE *out) {
     fputc('"', out);
 }
 
-static void print_list(const struct string_list *list, bool yaml, FILE *out) {
-    fputs(yaml ? "[" : "", out);
-    for (size_t i = 0; i < list->count; i++)
-        fprintf(out, "%s%s", i == 0 ? "" : (yaml ? ", " : ","), list->items[i]);
-    fputs(yaml ? "]" : "", out);
+/* As YAML: texts in quotes; one text or ratio, and none, without brackets. */
+static void print_list(const struct option *option, const struct string_list *list, bool yaml, FILE *out) {
+    bool brackets = yaml && (option->type == OPTION_COUNTS || list->count > 1);
+    if (yaml && !brackets && list->count == 0)
+        fputs("\"\"", out);
+    fputs(brackets ? "[" : "", out);
+    for (size_t i = 0; i < list->count; i++) {
+        fputs(i == 0 ? "" : (yaml ? ", " : ","), out);
+        if (yaml && option->type == OPTION_POLICIES)
+            print_quoted(list->items[i], out);
+        else
+            fputs(list->items[i], out);
+    }
+    fputs(brackets ? "]" : "", out);
 }
 
 void option_format(const struct option *option, const struct config *config, bool yaml, FILE *out) {
@@ -318,7 +382,9 @@ void option_format(const struct option *option, const struct config *config, boo
         fputs(*(const bool *)field ? "true" : "false", out);
         break;
     case OPTION_COUNTS:
-        print_list(field, yaml, out);
+    case OPTION_RATIOS:
+    case OPTION_POLICIES:
+        print_list(option, field, yaml, out);
         break;
     }
 }

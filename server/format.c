@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/format.h"
 
+#include <math.h>
 #include <string.h>
 
 /* --- Log-probabilities --- */
@@ -207,10 +208,12 @@ void format_choice(struct buffer *out, const struct reply *reply, uint32_t index
 static void format_usage(struct buffer *out, const struct usage *usage) {
     buffer_format(out,
         "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
-        "\"prompt_tokens_details\":{\"cached_tokens\":%llu}}",
+        "\"prompt_tokens_details\":{\"cached_tokens\":%llu},\"kv_tokens_seen\":%llu,\"kv_tokens_kept\":%.0f,"
+        "\"kv_bytes\":%llu,\"kv_bytes_full\":%llu}",
         (unsigned long long)usage->prompt_tokens, (unsigned long long)usage->completion_tokens,
-        (unsigned long long)(usage->prompt_tokens + usage->completion_tokens),
-        (unsigned long long)usage->cached_tokens);
+        (unsigned long long)(usage->prompt_tokens + usage->completion_tokens), (unsigned long long)usage->cached_tokens,
+        (unsigned long long)usage->kv_tokens_seen, round(usage->kv_tokens_kept), (unsigned long long)usage->kv_bytes,
+        (unsigned long long)usage->kv_bytes_full);
 }
 
 void format_end(struct buffer *out, const struct usage *usage) {

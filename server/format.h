@@ -11,6 +11,9 @@
  * token; null altogether when none were asked for), text_offset (characters from the start of the prompt). The chosen
  * token is always among the top ones. Those of chats: content [{token, logprob, bytes, top_logprobs}]. A token that is
  * not whole characters reads `bytes:\xf0\x9f` in completions, `\xf0\x9f` in chats. With echo the first token's is null.
+ *
+ * usage has, beside OpenAI's fields, what was kept of the tokens: kv_tokens_seen, kv_tokens_kept, kv_bytes,
+ * kv_bytes_full.
  */
 #ifndef SERVER_FORMAT_H
 #define SERVER_FORMAT_H
@@ -47,6 +50,11 @@ struct usage {
     uint64_t prompt_tokens;
     uint64_t completion_tokens;
     uint64_t cached_tokens;
+    /* Of all choices at their ends, added up: */
+    uint64_t kv_tokens_seen;
+    double kv_tokens_kept; /* mean over layers and KV heads; written as a whole number */
+    uint64_t kv_bytes;
+    uint64_t kv_bytes_full; /* if every token were kept */
 };
 
 /* A whole reply: format_begin, format_choice for each in order, format_end. */

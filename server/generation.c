@@ -12,6 +12,8 @@
 #include <string.h>
 #include <time.h>
 
+enum { POLICY_TEXT_MAX = 200 };
+
 struct choice_state {
     struct choice_part part;
     enum finish_reason finish;
@@ -127,6 +129,9 @@ static void generation_fault_of(const struct error *error, bool chat, struct fau
     case ERROR_INVALID:
         fault_invalid(fault, NULL, "%s", error->message);
         break;
+    case ERROR_UNSUPPORTED: /* a policy that this model cannot have */
+        fault_invalid(fault, "kv_cache", "%s", error->message);
+        break;
     default:
         fault_set(fault, 500, NULL, NULL, "%s", error->message);
     }
@@ -179,6 +184,7 @@ struct parse_context generation_context(const struct exchange *exchange) {
         .vocabulary = server->model.vocabulary,
         .tokens_max = server->model.tokens_max,
         .model_id = server->model_id,
+        .kv_policy = &server->model.kv_policy,
         .chat_refusal = server->model.chat_refusal,
         .request_id = exchange->id};
 }
@@ -234,6 +240,10 @@ static void generation_measure(struct generation *generation, const struct outpu
         return;
     metrics_count_finish(metrics, output->finish);
     generation->usage.completion_tokens += output->completion_tokens;
+    generation->usage.kv_tokens_seen += output->kv_tokens_seen;
+    generation->usage.kv_tokens_kept += output->kv_tokens_kept;
+    generation->usage.kv_bytes += output->kv_bytes;
+    generation->usage.kv_bytes_full += output->kv_bytes_full;
     if (output->choice % generation->request->n == 0)
         generation->usage.cached_tokens += output->cached_tokens;
     if (output->finish != FINISH_STOP && output->finish != FINISH_LENGTH)
@@ -342,6 +352,7 @@ static void generation_answer(struct generation *generation) {
 static void generation_finish(struct generation *generation) {
     struct server *server = generation->server;
     struct exchange *exchange = generation->exchange;
+    char policy[POLICY_TEXT_MAX];
     exchange->abandon = NULL;
     exchange->state = NULL;
     if (generation->fault.status == 0) {
@@ -349,10 +360,13 @@ static void generation_finish(struct generation *generation) {
         metrics_observe(server->metrics, METRIC_PROMPT_TOKENS, (double)generation->usage.prompt_tokens, 1);
         metrics_observe(server->metrics, METRIC_GENERATION_TOKENS, (double)generation->usage.completion_tokens, 1);
     }
+    policy_settings_describe(&generation->request->kv_policy, policy, sizeof policy);
     log_event(LOG_INFO, exchange->id, "generation ended", "prompt_tokens", LOG_INT(generation->usage.prompt_tokens),
         "completion_tokens", LOG_INT(generation->usage.completion_tokens), "cached_tokens",
-        LOG_INT(generation->usage.cached_tokens), "choices", LOG_INT(generation->choices_count), "seconds",
-        LOG_FLOAT(clock_seconds() - generation->submitted_s), NULL);
+        LOG_INT(generation->usage.cached_tokens), "kv_policy", LOG_STRING(policy), "kv_tokens_seen",
+        LOG_INT(generation->usage.kv_tokens_seen), "kv_tokens_kept", LOG_INT(generation->usage.kv_tokens_kept),
+        "choices", LOG_INT(generation->choices_count), "seconds", LOG_FLOAT(clock_seconds() - generation->submitted_s),
+        NULL);
     if (!exchange->abandoned)
         generation_answer(generation);
     generation_unlink(generation);

@@ -121,6 +121,16 @@ static void metrics_write_stats(const struct scheduler_stats *stats, const char 
         out, "generation_tokens_total", "counter", "Tokens generated", label, (double)stats->generated_tokens);
     metrics_value(out, "num_preemptions_total", "counter", "Sequences preempted for want of pages", label,
         (double)stats->preemptions);
+    metrics_value(
+        out, "kv_swaps_total", "counter", "Preempted sequences that went to host memory", label, (double)stats->swaps);
+    metrics_value(out, "kv_replays_total", "counter", "Preempted pruned sequences that are computed again", label,
+        (double)stats->replays);
+    metrics_value(
+        out, "kv_swapped_bytes", "gauge", "Bytes of sequences in host memory", label, (double)stats->swapped_bytes);
+    metrics_value(out, "kv_pages_freed_by_policy_total", "counter", "KV pages that eviction gave back", label,
+        (double)stats->pages_freed_by_policy);
+    metrics_value(
+        out, "policy_seconds", "counter", "Seconds spent on scoring and evicting", label, stats->policy_seconds);
     metrics_value(out, "steps_total", "counter", "Steps of the engine", label, (double)stats->steps);
 }
 

@@ -4,17 +4,43 @@
 #include "server/metrics.h"
 #include "server/server.h"
 
+#include <math.h>
 #include <string.h>
+
+static void models_write_policies(struct buffer *out) {
+    buffer_string(out, ",\"kv_policies\":[");
+    for (uint32_t i = 0; i < policy_count(); i++) {
+        buffer_string(out, i == 0 ? "" : ",");
+        buffer_json_cstring(out, policy_at(i)->name);
+    }
+    buffer_string(out, "]");
+}
+
+static void models_write_default_policy(const struct policy_settings *settings, struct buffer *out) {
+    buffer_string(out, ",\"kv_cache\":{\"policy\":");
+    buffer_json_cstring(out, settings->policy->name);
+    bool sparse = (settings->policy->options & OPTION_SPARSITY) != 0 && !isnan(settings->sparsity);
+    if (sparse)
+        buffer_format(out, ",\"sparsity\":%.6g}", (double)settings->sparsity);
+    else if (settings->tokens > 0)
+        buffer_format(out, ",\"tokens\":%u}", settings->tokens);
+    else
+        buffer_format(out, ",\"ratio\":%.6g}", settings->ratio);
+}
 
 static void models_write(const struct server *server, struct buffer *out) {
     buffer_string(out, "{\"id\":");
     buffer_json_cstring(out, server->model_id);
     buffer_format(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"distillcache\",\"max_model_len\":",
         (long long)server->created);
-    if (server->loaded)
-        buffer_format(out, "%u}", server->model.tokens_max);
-    else
-        buffer_string(out, "null}");
+    if (server->loaded) {
+        buffer_format(out, "%u", server->model.tokens_max);
+        models_write_default_policy(&server->model.kv_policy, out);
+    } else {
+        buffer_string(out, "null,\"kv_cache\":null");
+    }
+    models_write_policies(out);
+    buffer_string(out, "}");
 }
 
 void models_list(struct exchange *exchange) {

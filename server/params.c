@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/params.h"
 
+#include "server/cache_params.h"
+
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,7 +132,8 @@ int params_read(const json_t *body, const struct parse_context *context, struct 
     int64_t n = 1;
     bool ignore_eos = false, skip_special = true;
     if (params_check_model(body, context, fault) != 0 || field_integer(body, "n", 1, N_MAX, &n, fault) != 0 ||
-        params_read_sampling(body, &request->sampling, fault) != 0 || params_read_stops(body, request, fault) != 0 ||
+        params_read_sampling(body, &request->sampling, fault) != 0 ||
+        cache_params_read(body, context, request, fault) != 0 || params_read_stops(body, request, fault) != 0 ||
         field_boolean(body, "ignore_eos", &ignore_eos, fault) != 0 ||
         field_boolean(body, "skip_special_tokens", &skip_special, fault) != 0 ||
         params_read_stream(body, plan, fault) != 0 || params_check_best_of(body, (uint32_t)n, fault) != 0 ||

@@ -17,6 +17,7 @@
  * | stream         | boolean                       | false   |
  * | stream_options | {include_usage}, with stream  | none    |
  * | skip_special_tokens | boolean                  | true    |
+ * | kv_cache       | object (cache_params.h)       | the server's policy |
  * null is the default everywhere. Prompts times n are at most 2,048; with echo, their tokens
  * times n at most 1,048,576.
  */
@@ -34,8 +35,9 @@ struct parse_context {
     uint32_t vocabulary;
     uint32_t tokens_max; /* of prompt and completion */
     const char *model_id;
-    const char *chat_refusal; /* why /v1/chat/completions cannot be served; NULL: it can */
-    const char *request_id;   /* for logs */
+    const struct policy_settings *kv_policy; /* of requests that choose none */
+    const char *chat_refusal;                /* why /v1/chat/completions cannot be served; NULL: it can */
+    const char *request_id;                  /* for logs */
 };
 
 /* A request ready for the scheduler, and how its reply is written. */
@@ -84,7 +86,7 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
     "model", "n", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "stream", "stream_options",  \
         "skip_special_tokens", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",   \
         "prompt_cache_retention", "cache_prompt", "request_id", "spaces_between_special_tokens", "best_of",            \
-        "response_format"
+        "response_format", "kv_cache"
 #define PARAMS_UNSUPPORTED                                                                                             \
     {"logit_bias", REFUSE_NONEMPTY}, {"presence_penalty", REFUSE_NONZERO}, {"frequency_penalty", REFUSE_NONZERO},      \
         {"repetition_penalty", REFUSE_NOT_ONE}, {"repeat_penalty", REFUSE_NOT_ONE},                                    \
@@ -98,7 +100,7 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
         {"guided_json", REFUSE_PRESENT}, {"guided_regex", REFUSE_PRESENT}, {"guided_choice", REFUSE_PRESENT},          \
         {"guided_grammar", REFUSE_PRESENT}, {"structured_outputs", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY},      \
         {"json_schema", REFUSE_NONEMPTY}, {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO},                  \
-        {"prediction", REFUSE_PRESENT}, {"kv_cache", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                    \
+        {"prediction", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                                                  \
         "functions", REFUSE_NONEMPTY                                                                                   \
     }
 

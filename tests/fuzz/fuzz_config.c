@@ -107,6 +107,9 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "a: &b c\n*b : [d, {e: f}]\n!!str g: ~\n",
         "--model\nm.gguf\n--port=80\n--no-prefix-sharing\n--kv-memory\n1G\n",
         "--model=m\n--batch\n1,2\n--batch=3\n--json\n--peer\nllama-cpp-python\n",
+        "--model=m\n--kv-policy\nsnapkv,window=16,decode=keep\n--kv-policy=h2o\n--kv-ratio\n0.5,.25\n--kv-swap=0\n",
+        "--model=m\n--kv-policy=streaming,sinks=2,positions=cache\n--kv-tokens\n64\n",
+        "kv_policy: [h2o, \"adakv,tokens=64\"]\nkv_ratio: 0.125\nkv_tokens: 0\nkv_swap: 1G\n",
         "--json\n--\n--file\n",
         "DISTILLCACHE_MODEL=m\nDISTILLCACHE_PORT=1\nDISTILLCACHE_BATCH=1,2\nDISTILLCACHE_TEST_X=1\nHOME=/\n",
     };

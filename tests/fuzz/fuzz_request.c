@@ -30,6 +30,10 @@ static void check_request(const struct request *request, const struct parse_cont
     const struct sample_params *sampling = &request->sampling;
     expect(sampling->temperature >= 0 && sampling->temperature <= 2 && sampling->top_p > 0 && sampling->top_p <= 1);
     expect(sampling->min_p >= 0 && sampling->min_p <= 1);
+    struct error error;
+    const struct policy_settings *policy = &request->kv_policy;
+    expect(policy->policy != NULL && policy->ratio > 0 && policy->ratio <= 1 && policy->interval >= 1);
+    expect(policy->gates == NULL && policy_settings_check(policy, &error) == 0);
     expect(request->stops_count <= STOPS_MAX && request->logprobs >= -1 && request->logprobs <= SAMPLE_TOP_MAX);
     for (uint32_t i = 0; i < request->stops_count; i++)
         expect(request->stops[i][0] != '\0' && utf8_valid(request->stops[i], strlen(request->stops[i])));
@@ -63,8 +67,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         tokenizer = fake_tokenizer_create(false);
     if (!quiet) /* unknown fields are logged */
         quiet = log_open(LOG_ERROR, false, &error) == 0;
-    struct parse_context context = {
-        .tokenizer = tokenizer, .vocabulary = FAKE_VOCABULARY, .tokens_max = 300, .model_id = "fake"};
+    struct policy_settings kv_policy;
+    policy_settings_default(policy_find("h2o"), &kv_policy);
+    struct parse_context context = {.tokenizer = tokenizer,
+        .vocabulary = FAKE_VOCABULARY,
+        .tokens_max = 300,
+        .model_id = "fake",
+        .kv_policy = &kv_policy};
     try_parser(completions_parse, data, bytes, &context);
     try_parser(chat_parse, data, bytes, &context);
     return 0;
@@ -79,6 +88,12 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\","
         "\"text\":\"h\"}]},{\"role\":\"assistant\",\"content\":null}],\"logprobs\":true,\"top_logprobs\":3,"
         "\"max_completion_tokens\":5,\"response_format\":{\"type\":\"text\"},\"tool_choice\":\"none\"}",
+        "{\"prompt\":\"a\",\"kv_cache\":{\"policy\":\"snapkv\",\"ratio\":0.25,\"window\":16,\"kernel\":5,"
+        "\"decode\":\"keep\",\"interval\":4,\"scope\":\"layer\",\"floor\":0.5,\"protect_sinks\":4}}",
+        "{\"prompt\":\"a\",\"kv_cache\":{\"tokens\":64,\"recent\":0.25,\"minimum\":8,\"seed\":null,"
+        "\"prefill_prune_every\":512,\"gates\":\"x\"}}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"h\"}],\"kv_cache\":{\"policy\":\"streaming\","
+        "\"positions\":\"cache\",\"sinks\":2.0,\"tokens\":1e2}}",
         "{\"unknown\":[[[[{}]]]],\"prompt\":\"<|im_start|>\"}",
     };
     if (index >= sizeof seeds / sizeof seeds[0])

@@ -71,6 +71,7 @@ void request_free(struct request *request) {
         free(request->prompts[i].tokens);
     for (uint32_t i = 0; i < request->stops_count; i++)
         free(request->stops[i]);
+    policy_settings_release(&request->kv_policy);
     free(request->prompts);
     free(request->stops);
     free(request);
@@ -161,6 +162,12 @@ static struct fake_output *fake_make_output(
     output->prompt_tokens = prompt->count;
     output->completion_tokens = choice->generated;
     output->cached_tokens = number % request->n == 0 ? prompt->count / 2 : 0;
+    uint32_t seen = prompt->count + choice->generated;
+    uint32_t budget = policy_settings_keep_all(&request->kv_policy) ? seen : policy_budget(&request->kv_policy, seen);
+    output->kv_tokens_seen = seen;
+    output->kv_tokens_kept = budget < seen ? budget + 0.25 : seen;
+    output->kv_bytes = (uint64_t)output->kv_tokens_kept * FAKE_TOKEN_BYTES;
+    output->kv_bytes_full = (uint64_t)seen * FAKE_TOKEN_BYTES;
     output->queued_s = task->started_s > 0 ? task->started_s - task->submitted_s : 0;
     output->prefill_s = task->first_s > 0 ? task->first_s - task->started_s : 0;
     output->decode_s = task->first_s > 0 ? output->time_s - task->first_s : 0;

@@ -9,7 +9,8 @@
  * Scheduler: a choice's answer is its prompt again, token by token, one a step, without end (the prompt is repeated);
  * a special token of the prompt ends it (unless ignore_eos). Log-probability of token t is -(t % 16) / 16; the most
  * likely ones are t, t + 1, ... Stop strings, UTF-8 boundaries, echo and cancellation work as in the real one. The
- * prefix cache reports half of each prompt as cached. A prompt that begins with
+ * prefix cache reports half of each prompt as cached; a quarter of a token beyond the budget of its policy is kept, a
+ * token has FAKE_TOKEN_BYTES. A prompt that begins with
  *   "!fail"   fails before its first token        "!late"   fails after three tokens
  *   "!never"  stays in the queue                  "!slow"   takes ten steps for each token
  */
@@ -27,7 +28,7 @@ struct fake_options {
     void *wake_context;
 };
 
-enum { FAKE_VOCABULARY = 259, FAKE_BOS = 256, FAKE_EOS = 257 };
+enum { FAKE_VOCABULARY = 259, FAKE_BOS = 256, FAKE_EOS = 257, FAKE_TOKEN_BYTES = 100 };
 
 struct scheduler *fake_scheduler_create(const struct fake_options *options);
 struct tokenizer *fake_tokenizer_create(bool adds_bos);

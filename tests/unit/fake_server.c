@@ -6,6 +6,7 @@
  */
 #include "config/config.h"
 #include "engine/log.h"
+#include "policy/policy.h"
 #include "server/server.h"
 #include "tests/unit/fake_scheduler.h"
 
@@ -25,6 +26,8 @@ struct fake {
     const struct config *config;
     struct scheduler *scheduler;
     struct tokenizer *tokenizer;
+    struct policy_settings *policies; /* one */
+    size_t policies_count;
 };
 
 static int fake_load(
@@ -32,6 +35,8 @@ static int fake_load(
     struct fake *fake = context;
     if (strcmp(fake->config->model, "broken") == 0)
         return error_set(error, ERROR_FORMAT, "broken: not a model");
+    if (config_policies(fake->config, &fake->policies, &fake->policies_count, error) != 0)
+        return error->code;
     usleep(fake_environment("FAKE_LOAD_MS", 0) * 1000);
     struct fake_options options = {.step_us = fake_environment("FAKE_STEP_US", 1000),
         .max_running = fake_environment("FAKE_MAX_RUNNING", 64),
@@ -45,7 +50,8 @@ static int fake_load(
         .tokenizer = fake->tokenizer,
         .fingerprint = "0123456789abcdef0123456789abcdef",
         .vocabulary = FAKE_VOCABULARY,
-        .tokens_max = options.tokens_max};
+        .tokens_max = options.tokens_max,
+        .kv_policy = fake->policies[0]};
     return 0;
 }
 
@@ -69,6 +75,7 @@ int main(int count, char **arguments) {
         fprintf(stderr, "fake_server: %s\n", error.message);
     scheduler_free(fake.scheduler);
     server_free(server);
+    config_free_policies(fake.policies, fake.policies_count);
     tokenizer_free(fake.tokenizer);
     config_free(&config);
     log_close();

@@ -2,6 +2,7 @@
 #include "config/config.h"
 #include "config/file.h"
 #include "config/options.h"
+#include "policy/policy.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -83,6 +84,11 @@ static void test_defaults(void **state) {
     assert_string_equal(config.log_format, "text");
     assert_int_equal(config.threads, 0);
     assert_true(config.kv_memory == (size_t)512 << 20);
+    assert_int_equal(config.kv_policy.count, 1);
+    assert_string_equal(config.kv_policy.items[0], "full");
+    assert_int_equal(config.kv_ratio.count, 0);
+    assert_int_equal(config.kv_tokens, 0);
+    assert_true(config.kv_swap == (size_t)1 << 30);
     assert_int_equal(config.context, 0);
     assert_int_equal(config.batch_tokens, 512);
     assert_int_equal(config.prefill_chunk, 512);
@@ -413,6 +419,105 @@ static void test_file_sizes_and_places(void **state) {
     free(large);
 }
 
+/* The policies of a command line, as "name tokens ratio" lines. */
+static void assert_policies(enum config_command command, const char *const *arguments, const char *expected) {
+    struct config config;
+    struct policy_settings *list;
+    struct error error;
+    size_t count;
+    char text[1000] = "";
+    assert_loads(&config, command, arguments, LIST());
+    if (config_policies(&config, &list, &count, &error) != 0)
+        fail_msg("%s", error.message);
+    for (size_t i = 0; i < count; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s %u %g\n", list[i].policy->name, list[i].tokens,
+            list[i].ratio);
+    assert_string_equal(text, expected);
+    config_free_policies(list, count);
+    config_free(&config);
+}
+
+static void test_policies(void **state) {
+    (void)state;
+    assert_policies(CONFIG_SERVE, LIST("--model=m"), "full 0 1\n");
+    assert_policies(CONFIG_SERVE, LIST("--model=m", "--kv-policy", "snapkv"), "snapkv 0 0.25\n");
+    assert_policies(CONFIG_SERVE, LIST("--model=m", "--kv-policy", "h2o", "--kv-ratio", "1"), "h2o 0 1\n");
+    assert_policies(CONFIG_SERVE, LIST("--model=m", "--kv-policy", "h2o", "--kv-ratio=.5"), "h2o 0 0.5\n");
+    assert_policies(CONFIG_SERVE, LIST("--model=m", "--kv-policy", "tova", "--kv-tokens", "100"), "tova 100 0.25\n");
+    assert_policies(CONFIG_SERVE, LIST("--model=m", "--kv-policy", "full", "--kv-ratio", "1.0"), "full 0 1\n");
+    assert_policies(CONFIG_BENCH,
+        LIST("--model=m", "--kv-policy", "full", "--kv-policy=h2o,recent=0.25", "--kv-policy", "snapkv,tokens=200",
+            "--kv-policy", "streaming,ratio=0.0625", "--kv-ratio", "0.5,0.125"),
+        "full 0 1\nh2o 0 0.5\nh2o 0 0.125\nsnapkv 200 0.25\nstreaming 0 0.0625\n");
+
+    struct config config;
+    struct policy_settings *list;
+    struct error error;
+    size_t count;
+    if (apply_text(&config, "kv_policy: [h2o, \"snapkv,window=16,decode=keep\"]\nkv_ratio: [0.5]\n", &error) != 0)
+        fail_msg("%s", error.message);
+    assert_int_equal(config_policies(&config, &list, &count, &error), 0);
+    assert_int_equal(count, 2);
+    assert_int_equal(list[1].window, 16);
+    assert_true(list[1].frozen_prompt && !list[0].frozen_prompt && list[1].ratio == 0.5);
+    config_free_policies(list, count);
+    config_free(&config);
+}
+
+/* Messages about policies name the option, the value, and what there is. */
+static void assert_policy_refused(const char *const *arguments, const char *const *environment, const char *words) {
+    struct config config;
+    struct error error;
+    char copy[400], *rest;
+    assert_int_equal(load(&config, CONFIG_SERVE, arguments, environment, &error), ERROR_INVALID);
+    config_free(&config);
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word = strtok_r(copy, "|", &rest); word != NULL; word = strtok_r(NULL, "|", &rest))
+        if (strstr(error.message, word) == NULL)
+            fail_msg("no '%s' in: %s", word, error.message);
+}
+
+static void test_policy_errors(void **state) {
+    (void)state;
+    assert_policy_refused(
+        LIST("--model=m", "--kv-policy", "h3o"), LIST(), "option --kv-policy is \"h3o\"|full|h2o|snapkv|streaming");
+    assert_policy_refused(LIST("--model=m"), LIST("DISTILLCACHE_KV_POLICY=lru"),
+        "environment variable DISTILLCACHE_KV_POLICY is \"lru\"|full|h2o");
+    assert_policy_refused(LIST("--model=m", "--kv-policy="), LIST(), "option --kv-policy is \"\"|full|h2o");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "snapkv,windw=3"), LIST(), "--kv-policy|windw|window");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "snapkv,window=0"), LIST(), "--kv-policy|window|0|256");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "snapkv,window"), LIST(), "--kv-policy|window");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "knorm,window=3"), LIST(), "--kv-policy|window|knorm");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "snapkv:"), LIST(), "--kv-policy");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "snapkv:file.json"), LIST(), "--kv-policy|snapkv");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "h2o\x1b"), LIST(), "--kv-policy is \"h2o\\x1b\"");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "h2o", "--kv-policy", "snapkv"), LIST(),
+        "kv-policy|2 choices|serve has one policy");
+    assert_policy_refused(LIST("--model=m", "--kv-policy", "h2o", "--kv-ratio", "0.5,0.25"), LIST(), "2 choices");
+    assert_policy_refused(
+        LIST("--model=m", "--kv-ratio", "0.5", "--kv-tokens", "64"), LIST(), "kv-ratio 0.5|kv-tokens 64|exclude");
+    assert_policy_refused(
+        LIST("--model=m", "--kv-tokens", "64"), LIST("DISTILLCACHE_KV_RATIO=0.5"), "kv-ratio 0.5|kv-tokens 64|exclude");
+    assert_policies(
+        CONFIG_SERVE, LIST("--model=m", "--kv-policy=h2o", "--kv-ratio=", "--kv-tokens", "64"), "h2o 64 0.25\n");
+    static const char *const ratios[] = {
+        "0", "0.0", "1.01", "-0.5", "2", "1e-1", "nan", "inf", "0x1", " 1", "0.5,", "0.5,,1", "1.0.0", "."};
+    for (size_t i = 0; i < sizeof ratios / sizeof ratios[0]; i++) {
+        char message[120];
+        snprintf(
+            message, sizeof message, "option --kv-ratio is \"%s\": must be 1 to 64 numbers above 0 up to 1", ratios[i]);
+        assert_refused(CONFIG_SERVE, LIST("--model=m", "--kv-ratio", ratios[i]), LIST(), message);
+    }
+    struct config config;
+    struct error error;
+    assert_int_equal(apply_text(&config, "\nkv_policy: {name: h2o}\n", &error), ERROR_INVALID);
+    assert_non_null(strstr(error.message, "c.yaml, line 2: kv_policy is a mapping: must be a policy name"));
+    config_free(&config);
+    assert_int_equal(apply_text(&config, "kv_policy: snapkv,x=1\n", &error), ERROR_INVALID);
+    assert_non_null(strstr(error.message, "c.yaml, line 1: kv_policy is \"snapkv,x=1\": "));
+    config_free(&config);
+}
+
 static char *print_example(const struct config *config) {
     char *text = NULL;
     size_t length = 0;
@@ -463,7 +568,8 @@ static void test_example_reads_back(void **state) {
     assert_loads(&config, CONFIG_SERVE,
         LIST("--model", "a \"b\" \\ : # {x}\xe2\x80\xa8\xef\xbb\xbf\xc3\xa4", "--model-alias", "null", "--host", "true",
             "--kv-memory", "1048577", "--max-body=3K", "--no-prefix-sharing", "--threads=7", "--port=0",
-            "--log-format=json", "--kv-format=bf16"),
+            "--log-format=json", "--kv-format=bf16", "--kv-policy", "snapkv,window=16,decode=keep", "--kv-ratio=0.125",
+            "--kv-swap=0"),
         LIST());
     assert_reads_back(&config);
     config_free(&config);
@@ -523,6 +629,8 @@ int main(void) {
         cmocka_unit_test(test_file_errors),
         cmocka_unit_test(test_list_limits),
         cmocka_unit_test(test_file_sizes_and_places),
+        cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_policy_errors),
         cmocka_unit_test(test_example_reads_back),
         cmocka_unit_test(test_example_is_current),
         cmocka_unit_test(test_help_names_every_option),

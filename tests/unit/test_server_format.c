@@ -130,7 +130,12 @@ static json_t *some_reply(const struct reply *reply) {
         .tokens_count = 3};
     struct choice_part part = {0};
     struct buffer buffer = {0};
-    struct usage usage = {.prompt_tokens = 1, .completion_tokens = 2, .cached_tokens = 0};
+    struct usage usage = {.prompt_tokens = 1,
+        .completion_tokens = 2,
+        .kv_tokens_seen = 3,
+        .kv_tokens_kept = 1.5,
+        .kv_bytes = 5000000000,
+        .kv_bytes_full = 10000000000};
     choice_part_add(&part, reply, &output);
     assert_false(choice_part_failed(&part));
     format_begin(&buffer, reply);
@@ -159,18 +164,20 @@ static void completions_have_their_shape(void **state) {
     (void)state;
     struct reply reply = reply_of(false, 2);
     json_t *value = some_reply(&reply);
-    expect_equal_json(value, "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":7,\"model\":\"m\\\"1\","
-                             "\"system_fingerprint\":\"fp_1\",\"choices\":["
-                             "{\"index\":0,\"text\":\"x\\ufffdA\",\"finish_reason\":\"stop\",\"logprobs\":{"
-                             "\"tokens\":[\"x\",\"bytes:\\\\xf0\",\"A\"],\"token_logprobs\":[null,-1.5,-9999],"
-                             "\"top_logprobs\":[null,{\"bytes:\\\\xf0\":-1.5},{\"B\":-0.25,\"C\":-0.5,\"A\":-9999}],"
-                             "\"text_offset\":[0,1,1]}},"
-                             "{\"index\":1,\"text\":\"x\\ufffdA\",\"finish_reason\":\"length\",\"logprobs\":{"
-                             "\"tokens\":[\"x\",\"bytes:\\\\xf0\",\"A\"],\"token_logprobs\":[null,-1.5,-9999],"
-                             "\"top_logprobs\":[null,{\"bytes:\\\\xf0\":-1.5},{\"B\":-0.25,\"C\":-0.5,\"A\":-9999}],"
-                             "\"text_offset\":[0,1,1]}}],"
-                             "\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2,\"total_tokens\":3,"
-                             "\"prompt_tokens_details\":{\"cached_tokens\":0}}}");
+    expect_equal_json(value,
+        "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":7,\"model\":\"m\\\"1\","
+        "\"system_fingerprint\":\"fp_1\",\"choices\":["
+        "{\"index\":0,\"text\":\"x\\ufffdA\",\"finish_reason\":\"stop\",\"logprobs\":{"
+        "\"tokens\":[\"x\",\"bytes:\\\\xf0\",\"A\"],\"token_logprobs\":[null,-1.5,-9999],"
+        "\"top_logprobs\":[null,{\"bytes:\\\\xf0\":-1.5},{\"B\":-0.25,\"C\":-0.5,\"A\":-9999}],"
+        "\"text_offset\":[0,1,1]}},"
+        "{\"index\":1,\"text\":\"x\\ufffdA\",\"finish_reason\":\"length\",\"logprobs\":{"
+        "\"tokens\":[\"x\",\"bytes:\\\\xf0\",\"A\"],\"token_logprobs\":[null,-1.5,-9999],"
+        "\"top_logprobs\":[null,{\"bytes:\\\\xf0\":-1.5},{\"B\":-0.25,\"C\":-0.5,\"A\":-9999}],"
+        "\"text_offset\":[0,1,1]}}],"
+        "\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2,\"total_tokens\":3,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":0},\"kv_tokens_seen\":3,\"kv_tokens_kept\":2,"
+        "\"kv_bytes\":5000000000,\"kv_bytes_full\":10000000000}}");
     json_decref(value);
 }
 
@@ -251,6 +258,7 @@ static void chunks_have_their_shape(void **state) {
     value = read_chunk(&buffer);
     assert_int_equal(json_array_size(json_object_get(value, "choices")), 0);
     assert_true(json_is_object(json_object_get(value, "usage")));
+    assert_true(json_is_integer(json_object_get(json_object_get(value, "usage"), "kv_tokens_kept")));
     json_decref(value);
     choice_part_free(&part);
 }
@@ -258,7 +266,17 @@ static void chunks_have_their_shape(void **state) {
 static void metrics_count_what_was_observed(void **state) {
     (void)state;
     struct metrics *metrics = metrics_create();
-    struct scheduler_stats stats = {.requests_running = 2, .pages_total = 8, .pages_free = 2, .prefix_hits = 992};
+    struct scheduler_stats stats = {.requests_running = 2,
+        .pages_total = 8,
+        .pages_free = 2,
+        .prefix_hits = 992,
+        .swaps = 3,
+        .replays = 4,
+        .swapped_bytes = 5,
+        .pages_freed_by_policy = 6,
+        .policy_seconds = 0.5,
+        .kv_tokens_seen = 9,
+        .kv_tokens_kept = 7};
     struct buffer buffer = {0};
     assert_non_null(metrics);
     metrics_observe(metrics, METRIC_FIRST_TOKEN, 0.01, 1);
@@ -274,6 +292,14 @@ static void metrics_count_what_was_observed(void **state) {
         "\ndistillcache:num_requests_running{" LABEL "} 2\n",
         "\ndistillcache:kv_cache_usage_perc{" LABEL "} 0.75\n",
         "\ndistillcache:prefix_cache_hits_total{" LABEL "} 992\n",
+        "\n# TYPE distillcache:kv_pages_freed_by_policy_total counter\n",
+        "\ndistillcache:kv_pages_freed_by_policy_total{" LABEL "} 6\n",
+        "\ndistillcache:policy_seconds{" LABEL "} 0.5\n",
+        "\ndistillcache:kv_swaps_total{" LABEL "} 3\n",
+        "\ndistillcache:kv_replays_total{" LABEL "} 4\n",
+        "\ndistillcache:kv_swapped_bytes{" LABEL "} 5\n",
+        "\ndistillcache:kv_tokens_seen{" LABEL "} 9\n",
+        "\ndistillcache:kv_tokens_kept{" LABEL "} 7\n",
         "\n# TYPE distillcache:time_to_first_token_seconds histogram\n",
         "\ndistillcache:time_to_first_token_seconds_bucket{" LABEL ",le=\"0.005\"} 1\n",
         "\ndistillcache:time_to_first_token_seconds_bucket{" LABEL ",le=\"0.01\"} 2\n",

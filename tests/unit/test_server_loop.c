@@ -50,6 +50,7 @@ static int load(
         .fingerprint = "0123456789abcdef",
         .vocabulary = FAKE_VOCABULARY,
         .tokens_max = 100000};
+    policy_settings_default(policy_find("full"), &model->kv_policy);
     return 0;
 }
 

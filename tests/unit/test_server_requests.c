@@ -19,12 +19,14 @@
 #include <string.h>
 
 static struct tokenizer *tokenizer;
+static struct policy_settings kv_policy;
 
 static struct parse_context context_of(void) {
     return (struct parse_context){.tokenizer = tokenizer,
         .vocabulary = FAKE_VOCABULARY,
         .tokens_max = 100,
         .model_id = "fake",
+        .kv_policy = &kv_policy,
         .request_id = "req-test"};
 }
 
@@ -301,7 +303,7 @@ static void completions_out_of_range_are_refused(void **state) {
         {"{\"prompt\":\"a\",\"stop_token_ids\":[2]}", "stop_token_ids"},
         {"{\"prompt\":\"a\",\"n_predict\":3}", "n_predict"},
         {"{\"prompt\":\"a\",\"max_completion_tokens\":3}", "max_completion_tokens"},
-        {"{\"prompt\":\"a\",\"kv_cache\":{\"policy\":\"full\"}}", "kv_cache"},
+        {"{\"prompt\":\"a\",\"kv_cache\":{\"policy\":\"fool\"}}", "kv_cache.policy"},
     };
     REFUSE(completions_parse, cases);
 }
@@ -512,6 +514,7 @@ static void models_without_a_template_cannot_chat(void **state) {
 static int open_tokenizer(void **state) {
     (void)state;
     tokenizer = fake_tokenizer_create(false);
+    policy_settings_default(policy_find("full"), &kv_policy);
     return 0;
 }
 
