@@ -37,8 +37,8 @@ const struct option option_table[] = {
         .help = "which tokens leave the KV cache when it is over its budget, unless a request chooses another policy"},
     {"kv-ratio", OPTION_RATIOS, ENGINE, OPTION_MAY_BE_EMPTY, FIELD(kv_ratio), .default_value = "",
         .argument = "R,...", .section = section_model,
-        .help = "part of its tokens that a sequence keeps; empty: 0.25 for policies that evict. A budget in the text of "
-                "kv-policy comes first; policy full keeps all"},
+        .help = "part of its tokens that a sequence keeps, unless the policy's own text names a budget; empty: 0.25 for "
+                "policies that evict"},
     {"kv-tokens", OPTION_COUNT, ENGINE, 0, FIELD(kv_tokens), .maximum = 16 * 1024 * 1024, .default_value = "0",
         .argument = "N", .section = section_model,
         .help = "tokens that a layer's KV head keeps, whatever the sequence's length, instead of kv-ratio; 0: by ratio"},
