@@ -210,7 +210,7 @@ void policy_option_value(uint32_t index, const struct policy_settings *settings,
     }
 }
 
-const char *option_quote(const char *value, char *out, size_t size) {
+const char *policy_option_quote(const char *value, char *out, size_t size) {
     size_t length = strnlen(value, VALUE_SHOWN_MAX), shown = 0;
     for (size_t i = 0; i < length && shown + 4 < size; i++)
         out[shown++] = value[i] >= ' ' && value[i] <= '~' ? value[i] : '?';
@@ -224,7 +224,7 @@ static int refuse(uint32_t index, const char *value, struct error *error) {
     char shown[VALUE_SHOWN_MAX + 8], allowed[128];
     policy_option_allowed(index, allowed, sizeof allowed);
     return error_set(error, ERROR_INVALID, "option %s is '%s': must be %s", options[index].name,
-        option_quote(value, shown, sizeof shown), allowed);
+        policy_option_quote(value, shown, sizeof shown), allowed);
 }
 
 static bool read_whole(const char *text, uint64_t *value) {

@@ -15,6 +15,6 @@ int option_set(
 int options_check(const struct policy_settings *settings, struct error *error);
 
 /* A user's text for a message: shortened, printable ASCII. out of at least 64 bytes; returns it. */
-const char *option_quote(const char *value, char *out, size_t size);
+const char *policy_option_quote(const char *value, char *out, size_t size);
 
 #endif

@@ -48,7 +48,7 @@ static int refuse_option(const struct policy *policy, const char *option, struct
             length += (size_t)snprintf(
                 list + length, sizeof list - length, "%s%s", length > 0 ? ", " : "", policy_option_name(i));
     return error_set(error, ERROR_INVALID, "policy %s has no option '%s'; it has %s", policy->name,
-        option_quote(option, quote, sizeof quote), list);
+        policy_option_quote(option, quote, sizeof quote), list);
 }
 
 /* What sets the size of the cache replaces what did before. */
@@ -81,7 +81,7 @@ static int parse_options(char *rest, struct policy_settings *settings, struct er
         char *equals = strchr(option, '=');
         if (equals == NULL)
             return error_set(error, ERROR_INVALID, "policy option '%s': must be key=value",
-                option_quote(option, quote, sizeof quote));
+                policy_option_quote(option, quote, sizeof quote));
         *equals = '\0';
         int code = policy_settings_set(settings, option, equals + 1, true, error);
         if (code != 0)
@@ -99,11 +99,11 @@ static int parse_words(char *text, struct policy_settings *settings, struct erro
     const struct policy *policy = policy_find(name);
     if (policy == NULL)
         return error_set(error, ERROR_INVALID, "there is no policy '%s'; there are %s",
-            option_quote(name, quote, sizeof quote), policy_names());
+            policy_option_quote(name, quote, sizeof quote), policy_names());
     policy_settings_default(policy, settings);
     if (file != NULL && (policy->options & OPTION_GATES) == 0)
         return error_set(error, ERROR_INVALID, "policy %s takes no file ('%s')", policy->name,
-            option_quote(file, quote, sizeof quote));
+            policy_option_quote(file, quote, sizeof quote));
     int code = file != NULL ? policy_settings_set(settings, "gates", file, true, error) : 0;
     if (code == 0)
         code = parse_options(rest, settings, error);
