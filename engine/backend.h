@@ -77,8 +77,9 @@ struct kv_item {
     uint32_t first_row;
     uint32_t rows;
     uint32_t position; /* original position of the first row's token; the others follow */
-    /* Statistics: rows before this one need not be counted in those of a window (window, head_window, outputs), since
-     * they will have left it before the next prune. A multiple of nothing; 0: all are counted. */
+    /* Statistics: rows before this one (counted from the item's own first row) are not counted in those of a window
+     * (window, head_window, outputs), since they will have left it before the next prune. A multiple of nothing; 0: all
+     * that can be in the window after the batch are counted. */
     uint32_t window_from;
     uint32_t prompt; /* tokens of the prompt: the n-th decoded token has position prompt + n - 1 */
 };

@@ -233,13 +233,19 @@ static double kv_bytes_read(const struct transformer *t, const struct kv_batch *
     return slots * 2 * t->shape.head_dim * (double)kv_format_bytes(kv->pool->layout.format);
 }
 
-static void run_attention(
-    struct transformer *t, const struct layer_weights *w, const struct kv_batch *kv, uint32_t rows) {
+/* moments [items] may be NULL. */
+static void run_attention(struct transformer *t, const struct layer_weights *w, const struct kv_batch *kv,
+    const struct query_moments *moments, uint32_t rows) {
     const struct model_shape *s = &t->shape;
     run_norm(t, t->x, w->attn_norm, rows, t->normed);
     run_linear(t, PHASE_QKV, w->qkv, 3, t->normed, rows, false, t->qkv);
     struct rope_params rope = {.dim = s->rope_dim, .inverse_freq = t->inverse_freq};
     double start = phase_start(t);
+    if (moments != NULL) {
+        operations(t)->query_moments(t->backend, kv, s->heads, t->qkv, moments);
+        phase_end(t, PHASE_ATTEND, start, 0);
+        start = phase_start(t);
+    }
     operations(t)->rope_and_append(t->backend, kv, &rope, s->heads, t->qkv);
     phase_end(t, PHASE_ROPE, start, 0);
     start = phase_start(t);
@@ -267,6 +273,18 @@ static void drop_unwanted_rows(struct transformer *t, const struct transformer_b
     t->normed = swap;
 }
 
+static struct kv_batch layer_batch(const struct transformer *t, const struct transformer_batch *batch, uint32_t layer) {
+    size_t heads = (size_t)layer * batch->items_count * t->shape.kv_heads;
+    return (struct kv_batch){
+        .pool = batch->pool,
+        .items = batch->items,
+        .items_count = batch->items_count,
+        .views = batch->views + heads,
+        .layer = layer,
+        .statistics = batch->statistics == NULL ? NULL : batch->statistics + heads,
+    };
+}
+
 void transformer_forward(struct transformer *t, const struct transformer_batch *batch) {
     uint32_t layers = t->shape.layers;
     double start = phase_start(t);
@@ -275,13 +293,10 @@ void transformer_forward(struct transformer *t, const struct transformer_batch *
     uint32_t rows = batch->rows;
     for (uint32_t layer = 0; layer < layers; layer++) {
         struct layer_weights *w = &t->layers[layer];
-        struct kv_batch kv = {
-            .pool = batch->pool,
-            .items = batch->items,
-            .items_count = batch->items_count,
-            .views = batch->views + (size_t)layer * batch->items_count * t->shape.kv_heads,
-        };
-        run_attention(t, w, &kv, rows);
+        struct kv_batch kv = layer_batch(t, batch, layer);
+        const struct query_moments *moments =
+            batch->moments == NULL ? NULL : batch->moments + (size_t)layer * batch->items_count;
+        run_attention(t, w, &kv, moments, rows);
         const float *attention = t->attention;
         if (layer + 1 == layers && batch->wanted_count < rows) {
             if (batch->wanted_count == 0)

@@ -24,7 +24,10 @@ struct transformer_batch {
     const struct kv_item *items; /* [items_count] */
     uint32_t items_count;
     const struct kv_head_view *views; /* [layers][items_count][kv_heads] */
-    const uint32_t *wanted;           /* [wanted_count] rows whose final hidden state is asked for */
+    /* What attention adds to; NULL: no sequence of the batch needs any. */
+    const struct kv_statistics *statistics; /* [layers][items_count][kv_heads] */
+    const struct query_moments *moments;    /* [layers][items_count] */
+    const uint32_t *wanted;                 /* [wanted_count] rows whose final hidden state is asked for */
     uint32_t wanted_count;
 };
 

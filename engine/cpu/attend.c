@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/cpu/attend.h"
+#include "engine/cpu/statistics.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,6 +18,8 @@ struct attend_block {
     uint32_t head; /* first query head */
     uint32_t group;
     uint32_t splits;
+    uint32_t needs;        /* statistics for which the probabilities are kept, STATISTICS_SWEPT or fewer */
+    size_t kept;           /* offset of the splits' probabilities; used when there are several tasks */
     size_t partials;       /* offset of the splits' results; used when there are several tasks */
     _Atomic uint32_t left; /* tasks of this block that have not finished */
 };
@@ -36,17 +39,27 @@ struct attend_job {
     struct attend_block *blocks;
     struct attend_task *tasks;
     float *partials;
+    const struct statistics_kernels *statistics;
+    pthread_mutex_t *locks; /* [ATTEND_LOCKS] */
+    char *kept;             /* memory for blocks of several tasks, then of one task, a share for each thread */
+    size_t kept_shared;     /* bytes of the former */
+    size_t kept_thread;     /* bytes of a share */
     uint32_t heads;
     uint32_t stride; /* of o rows */
     const float *qkv;
     float *out;
 };
 
-/* One split of one block, or several merged: m, l and o of each row. */
-struct attend_partial {
+/* m and l of each row. */
+struct split_softmax {
     float m[ATTEND_ROWS];
     float l[ATTEND_ROWS]; /* 0: the row sees nothing here, and m and o mean nothing */
-    float o[];            /* [rows][stride] */
+};
+
+/* One split of one block, or several merged. */
+struct attend_partial {
+    struct split_softmax rows;
+    float o[]; /* [rows][stride] */
 };
 
 /* What block_run keeps on its stack. */
@@ -59,6 +72,7 @@ struct attend_workspace {
 struct attend_pages {
     uint32_t count;
     const char *pages[ATTEND_PAGES];
+    uint8_t places[ATTEND_PAGES];    /* which of the split's pages they are */
     const char *ahead[ATTEND_PAGES]; /* what the kernels read next, to be fetched meanwhile */
     uint16_t seen[ATTEND_PAGES];     /* slots that the last token sees; earlier tokens see no others */
     bool uniform[ATTEND_PAGES];      /* the first token sees them too */
@@ -77,9 +91,12 @@ const struct attend_kernels *cpu_attend_kernels(enum cpu_tier tier) {
 }
 
 struct attend_scratch *attend_scratch_get(struct cpu_backend *cpu) {
-    if (cpu->attend_scratch == NULL)
-        cpu->attend_scratch = calloc(1, sizeof(struct attend_scratch));
-    return cpu->attend_scratch;
+    if (cpu->attend_scratch != NULL)
+        return cpu->attend_scratch;
+    struct attend_scratch *scratch = cpu->attend_scratch = calloc(1, sizeof *scratch);
+    for (int i = 0; scratch != NULL && i < ATTEND_LOCKS; i++)
+        pthread_mutex_init(&scratch->locks[i], NULL);
+    return scratch;
 }
 
 void cpu_attend_scratch_free(struct cpu_backend *cpu) {
@@ -90,6 +107,9 @@ void cpu_attend_scratch_free(struct cpu_backend *cpu) {
     free(scratch->tasks);
     free(scratch->blocks);
     free(scratch->partials);
+    free(scratch->kept);
+    for (int i = 0; i < ATTEND_LOCKS; i++)
+        pthread_mutex_destroy(&scratch->locks[i]);
     free(scratch);
     cpu->attend_scratch = NULL;
 }
@@ -112,6 +132,36 @@ static const struct kv_head_view *block_view(const struct attend_job *job, const
 
 static int32_t token_position(const struct attend_job *job, const struct attend_block *block, uint32_t token) {
     return (int32_t)(job->batch->items[block->item].position + block->token + token);
+}
+
+/* Statistics of a block's KV head; NULL when there are none. */
+static const struct kv_statistics *block_to(const struct attend_job *job, const struct attend_block *block) {
+    if (job->batch->statistics == NULL)
+        return NULL;
+    const struct kv_statistics *to =
+        &job->batch->statistics[(size_t)block->item * job->layout->kv_heads + block->kv_head];
+    return to->needs == 0 ? NULL : to;
+}
+
+/* The first row of an item that is counted in a ring of `ring` rows: an earlier one would be written over. */
+static uint32_t first_counted(const struct kv_item *item, uint32_t ring, uint32_t from) {
+    uint32_t first = item->rows > ring ? item->rows - ring : 0;
+    return first > from ? first : from;
+}
+
+/* Statistics that need the probabilities of a block's rows. */
+static uint32_t block_needs(const struct attend_job *job, const struct attend_block *block) {
+    const struct kv_statistics *to = block_to(job, block);
+    const struct kv_item *item = &job->batch->items[block->item];
+    uint32_t end = block->token + block->tokens;
+    if (to == NULL)
+        return 0;
+    uint32_t needs = to->needs & STATISTICS_SWEPT;
+    if (first_counted(item, to->window, item->window_from) >= end)
+        needs &= ~(uint32_t)(STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW);
+    if (first_counted(item, to->history, 0) >= end)
+        needs &= ~(uint32_t)STATISTIC_ABOVE;
+    return needs;
 }
 
 /* Queries of a block times 1 / sqrt(d): q [rows][d], row = token * group + head. */
@@ -148,6 +198,7 @@ static void split_find_pages(
             continue;
         uint32_t i = found->count++;
         found->pages[i] = page;
+        found->places[i] = (uint8_t)(slot / KV_PAGE_SLOTS);
         found->used[i] = used;
         found->seen[i] = (uint16_t)seen;
         found->uniform[i] = block->tokens == 1 || (job->kernels->visible(positions, earliest) & used) == seen;
@@ -222,31 +273,97 @@ static void split_weigh(const struct attend_job *job, const struct attend_block 
     }
 }
 
-/* Computes one split alone. Returns false when no row sees anything in it. */
-static bool split_run(const struct attend_job *job, const struct attend_block *block, uint32_t split,
-    struct attend_workspace *workspace, struct attend_partial *partial) {
-    struct attend_pages found;
-    uint16_t masks[ATTEND_ROWS][ATTEND_PAGES];
-    split_find_pages(job, block, split, &found);
-    if (found.count == 0)
+/* The rows of a block as statistics want them. Only for a block whose statistics are not NULL. */
+static struct statistics_rows block_statistics(
+    const struct attend_job *job, const struct attend_block *block, uint32_t needs) {
+    const struct kv_item *item = &job->batch->items[block->item];
+    size_t view = (size_t)block->item * job->layout->kv_heads + block->kv_head;
+    const struct kv_statistics *to = &job->batch->statistics[view];
+    uint32_t window = first_counted(item, to->window, item->window_from), above = first_counted(item, to->history, 0);
+    return (struct statistics_rows){
+        .to = to,
+        .needs = needs,
+        .layer = job->batch->layer,
+        .position = (uint32_t)token_position(job, block, 0),
+        .tokens = block->tokens,
+        .group = job->heads / job->layout->kv_heads,
+        .own_slot = block_view(job, block)->first_slot + block->token,
+        .prompt = item->prompt,
+        .window_token = window > block->token ? window - block->token : 0,
+        .above_token = above > block->token ? above - block->token : 0,
+        .lock = job->locks == NULL ? NULL : &job->locks[view % ATTEND_LOCKS],
+    };
+}
+
+static struct statistics_part block_part(const struct attend_job *job, const struct attend_block *block) {
+    uint32_t group = job->heads / job->layout->kv_heads;
+    return (struct statistics_part){block->head, block->head - block->kv_head * group, block->group};
+}
+
+static void split_add_noise(const struct attend_job *job, const struct attend_block *block, uint32_t token, uint32_t g,
+    const struct attend_pages *found, const float *scores, struct statistics_split *kept) {
+    const int32_t *positions[ATTEND_PAGES];
+    for (uint32_t i = 0; i < found->count; i++)
+        positions[i] = kv_page_positions(job->layout, (char *)found->pages[i]);
+    struct statistics_rows rows = block_statistics(job, block, block->needs);
+    statistics_add_noise(&rows, block_part(job, block), token, g, scores, positions, job->kernels, kept);
+}
+
+/* m and l of one row whose scores become p. */
+static void row_softmax(const struct attend_job *job, const struct attend_block *block, uint32_t row,
+    const struct attend_pages *found, const uint16_t *masks, float *scores, struct split_softmax *to,
+    struct statistics_split *kept) {
+    if (kept != NULL && block->needs & STATISTIC_NOISY)
+        split_add_noise(job, block, row / block->group, row % block->group, found, scores, kept);
+    if (kept != NULL && block->needs & STATISTIC_ENTROPY)
+        to->m[row] = job->kernels->softmax_entropy(scores, masks, found->count, &to->l[row], &kept->t[row]);
+    else
+        to->m[row] = job->kernels->softmax(scores, masks, found->count, &to->l[row]);
+    if (kept != NULL) {
+        kept->m[row] = to->m[row];
+        kept->l[row] = to->l[row];
+    }
+}
+
+/* Finds the pages of a split, and turns its scores into p, m and l. Keeps them where `kept` is not NULL: then scores
+ * are kept->p. Returns false when no row sees anything in it. */
+static bool split_score(const struct attend_job *job, const struct attend_block *block, uint32_t split, const float *q,
+    struct attend_pages *found, uint16_t masks[][ATTEND_PAGES], float *scores, struct split_softmax *to,
+    struct statistics_split *kept) {
+    if (kept != NULL)
+        statistics_split_clear(kept);
+    split_find_pages(job, block, split, found);
+    if (found->count == 0)
         return false;
-    uint32_t rows = block_rows(block), dim = job->layout->head_dim;
-    split_expect_values(job, &found);
-    job->format->scores(workspace->q, rows, dim, dim, found.pages, found.ahead, found.count, workspace->scores);
+    uint32_t dim = job->layout->head_dim;
+    split_expect_values(job, found);
+    job->format->scores(q, block_rows(block), dim, dim, found->pages, found->ahead, found->count, scores);
+    if (kept != NULL) {
+        kept->pages = found->count;
+        memcpy(kept->places, found->places, sizeof kept->places);
+    }
     for (uint32_t token = 0; token < block->tokens; token++) {
-        bool sees = token_masks(job, block, token, &found, masks[token]);
-        for (uint32_t g = 0; g < block->group; g++) {
-            uint32_t row = token * block->group + g;
-            partial->l[row] = 0;
-            if (sees) {
-                partial->m[row] = job->kernels->softmax(
-                    workspace->scores + (size_t)row * ATTEND_SPLIT, masks[token], found.count, &partial->l[row]);
-            }
+        bool sees = token_masks(job, block, token, found, masks[token]);
+        for (uint32_t row = token * block->group; row < (token + 1) * block->group; row++) {
+            to->l[row] = 0;
+            if (sees)
+                row_softmax(job, block, row, found, masks[token], scores + (size_t)row * ATTEND_SPLIT, to, kept);
         }
     }
-    memset(partial->o, 0, (size_t)rows * job->stride * sizeof(float));
+    return true;
+}
+
+/* Computes one split alone. Returns false when no row sees anything in it. */
+static bool split_run(const struct attend_job *job, const struct attend_block *block, uint32_t split,
+    struct attend_workspace *workspace, struct attend_partial *partial, struct statistics_split *kept) {
+    struct attend_pages found;
+    uint16_t own_masks[ATTEND_ROWS][ATTEND_PAGES], (*masks)[ATTEND_PAGES] = kept != NULL ? kept->masks : own_masks;
+    float *scores = kept != NULL ? kept->p : workspace->scores;
+    if (!split_score(job, block, split, workspace->q, &found, masks, scores, &partial->rows, kept))
+        return false;
+    memset(partial->o, 0, (size_t)block_rows(block) * job->stride * sizeof(float));
     split_expect_keys(job, block, split, &found);
-    split_weigh(job, block, &found, masks, workspace->scores, partial->o);
+    split_weigh(job, block, &found, masks, scores, partial->o);
     return true;
 }
 
@@ -257,24 +374,42 @@ static void partial_merge(
     for (uint32_t row = 0; row < rows; row++) {
         float *o = total->o + (size_t)row * job->stride;
         const float *next_o = next->o + (size_t)row * job->stride;
-        if (next->l[row] == 0)
+        if (next->rows.l[row] == 0)
             continue;
-        if (total->l[row] == 0) {
-            total->m[row] = next->m[row];
-            total->l[row] = next->l[row];
+        if (total->rows.l[row] == 0) {
+            total->rows.m[row] = next->rows.m[row];
+            total->rows.l[row] = next->rows.l[row];
             memcpy(o, next_o, job->stride * sizeof(float));
             continue;
         }
-        float m = next->m[row] > total->m[row] ? next->m[row] : total->m[row];
-        float keep = kernels->exp(total->m[row] - m), add = kernels->exp(next->m[row] - m);
-        total->m[row] = m;
-        total->l[row] = total->l[row] * keep + next->l[row] * add;
+        float m = next->rows.m[row] > total->rows.m[row] ? next->rows.m[row] : total->rows.m[row];
+        float keep = kernels->exp(total->rows.m[row] - m), add = kernels->exp(next->rows.m[row] - m);
+        total->rows.m[row] = m;
+        total->rows.l[row] = total->rows.l[row] * keep + next->rows.l[row] * add;
         kernels->merge(o, keep, next_o, add, job->layout->head_dim);
     }
 }
 
 static void partial_clear(struct attend_partial *partial, uint32_t rows) {
-    memset(partial->l, 0, rows * sizeof(float));
+    memset(partial->rows.l, 0, rows * sizeof(float));
+}
+
+/* The ring of outputs: a row of it is one token's, so that no two blocks write the same. */
+static void block_keep_outputs(const struct attend_job *job, const struct attend_block *block) {
+    const struct kv_statistics *to = block_to(job, block);
+    if (to == NULL || (to->needs & STATISTIC_OUTPUTS) == 0)
+        return;
+    const struct kv_item *item = &job->batch->items[block->item];
+    uint32_t dim = job->layout->head_dim, from = first_counted(item, to->window, item->window_from);
+    uint32_t group = job->heads / job->layout->kv_heads, first = block->head - block->kv_head * group;
+    for (uint32_t token = 0; token < block->tokens; token++) {
+        if (block->token + token < from)
+            continue;
+        const float *out =
+            job->out + ((size_t)(item->first_row + block->token + token) * job->heads + block->head) * dim;
+        size_t row = (size_t)((uint32_t)token_position(job, block, token) % to->window) * group + first;
+        memcpy(to->outputs + row * dim, out, (size_t)block->group * dim * sizeof(float));
+    }
 }
 
 static void block_finish(
@@ -284,11 +419,12 @@ static void block_finish(
     for (uint32_t row = 0; row < block_rows(block); row++) {
         size_t token = first + row / block->group, head = block->head + row % block->group;
         float *out = job->out + (token * job->heads + head) * dim;
-        if (total->l[row] == 0)
+        if (total->rows.l[row] == 0)
             memset(out, 0, dim * sizeof(float));
         else
-            job->kernels->scale(total->o + (size_t)row * job->stride, 1 / total->l[row], dim, out);
+            job->kernels->scale(total->o + (size_t)row * job->stride, 1 / total->rows.l[row], dim, out);
     }
+    block_keep_outputs(job, block);
 }
 
 /* A partial result on the stack. */
@@ -297,18 +433,53 @@ union attend_partial_space {
     float floats[2 * ATTEND_ROWS + ATTEND_ROWS * ATTEND_DIM_MAX];
 };
 
-/* All splits of a block, merged as they come. */
-static void block_run_whole(const struct attend_job *job, const struct attend_block *block) {
+static size_t block_kept_bytes(const struct attend_block *block) {
+    return block->needs == 0 ? 0 : block->splits * statistics_split_bytes(block->needs, block_rows(block));
+}
+
+/* What is kept of a split; NULL when the block keeps nothing. */
+static struct statistics_split *block_kept(const struct attend_block *block, char *kept, uint32_t split) {
+    if (block->needs == 0)
+        return NULL;
+    return (struct statistics_split *)(kept + split * statistics_split_bytes(block->needs, block_rows(block)));
+}
+
+/* Adds what the splits of a whole block have left. */
+static void block_add_statistics(const struct attend_job *job, const struct attend_block *block, char *kept) {
+    if (block->needs == 0 || block->splits == 0)
+        return;
+    struct statistics_rows rows = block_statistics(job, block, block->needs);
+    struct statistics_part part = block_part(job, block);
+    struct statistics_totals totals;
+    struct statistics_work work;
+    statistics_begin(&totals);
+    for (uint32_t split = 0; split < block->splits; split++)
+        statistics_total(job->statistics, &rows, part, block_kept(block, kept, split), &totals);
+    for (uint32_t split = 0; split < block->splits; split++) {
+        const struct statistics_split *from = block_kept(block, kept, split);
+        statistics_gather(job->statistics, &rows, part, from, split, &totals, &work);
+        statistics_count(job->statistics, &rows, from, split, &totals, &work);
+    }
+    if (block->needs & STATISTIC_ENTROPY) {
+        double sums[ATTEND_ROWS] = {0};
+        statistics_entropy(&rows, part, &totals, sums);
+        statistics_store_entropy(&rows, sums);
+    }
+}
+
+/* All splits of a block, merged as they come. kept: memory for block_kept_bytes. */
+static void block_run_whole(const struct attend_job *job, const struct attend_block *block, char *kept) {
     struct attend_workspace workspace;
     union attend_partial_space total, next;
     uint32_t rows = block_rows(block);
     partial_clear(&total.partial, rows);
     block_pack_queries(job, block, workspace.q);
     for (uint32_t split = 0; split < block->splits; split++) {
-        if (split_run(job, block, split, &workspace, &next.partial))
+        if (split_run(job, block, split, &workspace, &next.partial, block_kept(block, kept, split)))
             partial_merge(job, rows, &total.partial, &next.partial);
     }
     block_finish(job, block, &total.partial);
+    block_add_statistics(job, block, kept);
 }
 
 static struct attend_partial *block_partial(
@@ -320,10 +491,11 @@ static struct attend_partial *block_partial(
 static void block_run_part(const struct attend_job *job, struct attend_block *block, uint32_t first, uint32_t end) {
     struct attend_workspace workspace;
     uint32_t rows = block_rows(block);
+    char *kept = block->needs == 0 ? NULL : job->kept + block->kept;
     block_pack_queries(job, block, workspace.q);
     for (uint32_t split = first; split < end; split++) {
         struct attend_partial *partial = block_partial(job, block, split);
-        if (!split_run(job, block, split, &workspace, partial))
+        if (!split_run(job, block, split, &workspace, partial, block_kept(block, kept, split)))
             partial_clear(partial, rows);
     }
     if (atomic_fetch_sub_explicit(&block->left, 1, memory_order_acq_rel) != 1)
@@ -332,15 +504,16 @@ static void block_run_part(const struct attend_job *job, struct attend_block *bl
     for (uint32_t split = 1; split < block->splits; split++)
         partial_merge(job, rows, total, block_partial(job, block, split));
     block_finish(job, block, total);
+    block_add_statistics(job, block, kept);
 }
 
 static void attend_work(void *context, uint32_t chunk, uint32_t thread) {
     const struct attend_job *job = context;
     const struct attend_task *task = &job->tasks[chunk];
     struct attend_block *block = &job->blocks[task->block];
-    (void)thread;
     if (task->end - task->first == block->splits)
-        block_run_whole(job, block);
+        block_run_whole(
+            job, block, block->needs == 0 ? NULL : job->kept + job->kept_shared + thread * job->kept_thread);
     else
         block_run_part(job, block, task->first, task->end);
 }
@@ -379,12 +552,17 @@ static void block_set(const struct attend_job *job, struct attend_shape shape, u
     block->head = block->kv_head * shape.group + head;
     block->group = shape.group - head < shape.block_group ? shape.group - head : shape.block_group;
     block->splits = divide_up(block_view(job, block)->slots, ATTEND_SPLIT);
+    block->needs = parts == 1 ? block_needs(job, block) : 0; /* a mean needs the whole group: later_tokens */
     atomic_init(&block->left, 1);
 }
 
 /* Arithmetic and reading of one split, in some unit. */
 static uint64_t split_cost(const struct attend_block *block) {
     return 8 + block_rows(block);
+}
+
+static uint32_t heads_count(const struct attend_job *job) {
+    return job->batch->items_count * job->layout->kv_heads;
 }
 
 static bool grow(void **memory, size_t *capacity, size_t count, size_t bytes) {
@@ -427,13 +605,21 @@ static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scrat
         block = &job->blocks[i];
         uint32_t tasks = block->splits == 0 ? 1 : divide_up(block->splits, task_splits(block, share));
         atomic_init(&block->left, tasks);
+        size_t kept = block_kept_bytes(block);
+        block->kept = job->kept_shared;
+        if (tasks > 1)
+            job->kept_shared += kept;
+        else if (kept > job->kept_thread)
+            job->kept_thread = kept;
         block->partials = partials;
         partials += tasks > 1 ? block->splits * partial_floats(job, block) : 0;
         tasks_count += tasks;
     }
     if (!grow(&scratch->tasks, &scratch->tasks_capacity, tasks_count, sizeof(struct attend_task)) ||
-        !grow(&scratch->partials, &scratch->partials_capacity, partials, sizeof(float)))
+        !grow(&scratch->partials, &scratch->partials_capacity, partials, sizeof(float)) ||
+        !grow(&scratch->kept, &scratch->kept_capacity, job->kept_shared + threads * job->kept_thread, 1))
         return 0;
+    job->kept = scratch->kept;
     job->tasks = scratch->tasks;
     job->partials = scratch->partials;
     struct attend_task *task = job->tasks;
@@ -449,6 +635,86 @@ static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scrat
     return (uint32_t)tasks_count;
 }
 
+/* Statistics of blocks that have kept nothing, from scores computed anew: of large groups, and without memory. */
+
+enum { PARTS_KEPT = 16 /* whose totals are kept; others are computed for each split */ };
+
+/* A part of a group's rows, of one token or several. */
+struct later_part {
+    struct attend_block block;
+    float q[ATTEND_ROWS * ATTEND_DIM_MAX] __attribute__((aligned(64)));
+};
+
+/* Space for one split. */
+union later_split {
+    struct statistics_split split;
+    char bytes[sizeof(struct statistics_split) + 2 * ATTEND_ROWS * ATTEND_SPLIT * sizeof(float)];
+};
+
+static void later_split(
+    const struct attend_job *job, const struct later_part *part, uint32_t split, struct statistics_split *to) {
+    struct attend_pages found;
+    struct split_softmax softmax;
+    split_score(job, &part->block, split, part->q, &found, to->masks, to->p, &softmax, to);
+}
+
+static void later_totals(const struct attend_job *job, const struct later_part *part,
+    const struct statistics_rows *rows, struct statistics_totals *totals) {
+    union later_split space;
+    statistics_begin(totals);
+    for (uint32_t split = 0; split < part->block.splits; split++) {
+        later_split(job, part, split, &space.split);
+        statistics_total(job->statistics, rows, block_part(job, &part->block), &space.split, totals);
+    }
+}
+
+/* All parts of the tokens of `first`, a block that begins with its group's first head. */
+static void later_tokens(const struct attend_job *job, const struct attend_block *first, uint32_t needs) {
+    struct statistics_totals totals[PARTS_KEPT];
+    struct statistics_work work;
+    struct later_part part;
+    union later_split space;
+    double entropies[ATTEND_ROWS] = {0};
+    uint32_t group = job->heads / job->layout->kv_heads, heads = first->group, parts = divide_up(group, heads);
+    struct statistics_rows rows = block_statistics(job, first, needs);
+    for (uint32_t split = 0; split < first->splits; split++) {
+        for (uint32_t i = 0; i < parts; i++) {
+            part.block = *first;
+            part.block.needs = needs;
+            part.block.head += i * heads;
+            part.block.group = i + 1 < parts ? heads : group - i * heads;
+            block_pack_queries(job, &part.block, part.q);
+            struct statistics_part place = block_part(job, &part.block);
+            struct statistics_totals *of = &totals[i < PARTS_KEPT ? i : PARTS_KEPT - 1];
+            if (split == 0 || (parts > PARTS_KEPT && i >= PARTS_KEPT - 1))
+                later_totals(job, &part, &rows, of);
+            if (split == 0 && needs & STATISTIC_ENTROPY)
+                statistics_entropy(&rows, place, of, entropies);
+            later_split(job, &part, split, &space.split);
+            statistics_gather(job->statistics, &rows, place, &space.split, split, of, &work);
+        }
+        statistics_count(job->statistics, &rows, &space.split, split, &totals[0], &work);
+    }
+    if (needs & STATISTIC_ENTROPY && first->splits > 0)
+        statistics_store_entropy(&rows, entropies);
+}
+
+static void later_work(void *context, uint32_t chunk, uint32_t thread) {
+    const struct attend_job *job = context;
+    struct attend_shape shape = attend_shape(job);
+    uint32_t kv_heads = job->layout->kv_heads, item = chunk / kv_heads;
+    uint32_t tiles = divide_up(job->batch->items[item].rows, shape.block_tokens);
+    uint32_t parts = divide_up(shape.group, shape.block_group);
+    (void)thread;
+    for (uint32_t tile = 0; tile < tiles; tile++) {
+        struct attend_block block;
+        block_set(job, shape, item, tile * kv_heads * parts + chunk % kv_heads, &block);
+        uint32_t needs = block_needs(job, &block);
+        if (needs != 0)
+            later_tokens(job, &block, needs);
+    }
+}
+
 /* Needs no memory but its stack: one block after the other. */
 static void attend_serially(struct attend_job *job) {
     struct attend_shape shape = attend_shape(job);
@@ -457,9 +723,12 @@ static void attend_serially(struct attend_job *job) {
         for (uint32_t index = 0; index < count; index++) {
             struct attend_block block;
             block_set(job, shape, item, index, &block);
-            block_run_whole(job, &block);
+            block.needs = 0;
+            block_run_whole(job, &block, NULL);
         }
     }
+    for (uint32_t head = 0; job->batch->statistics != NULL && head < heads_count(job); head++)
+        later_work(job, head, 0);
 }
 
 void cpu_attend(struct backend *backend, const struct kv_batch *batch, uint32_t heads, const float *qkv, float *out) {
@@ -471,6 +740,8 @@ void cpu_attend(struct backend *backend, const struct kv_batch *batch, uint32_t 
         .format = &cpu->attend->formats[layout->format],
         .batch = batch,
         .layout = layout,
+        .statistics = cpu->statistics,
+        .locks = scratch == NULL ? NULL : scratch->locks,
         .heads = heads,
         .stride = attend_stride(layout->head_dim),
         .qkv = qkv,
@@ -478,8 +749,11 @@ void cpu_attend(struct backend *backend, const struct kv_batch *batch, uint32_t 
     };
     uint32_t threads = thread_pool_size(cpu->threads);
     uint32_t tasks = scratch == NULL ? 0 : attend_plan(&job, scratch, threads);
-    if (tasks == 0)
+    if (tasks == 0) {
         attend_serially(&job);
-    else
-        thread_pool_run(cpu->threads, tasks, attend_work, &job);
+        return;
+    }
+    thread_pool_run(cpu->threads, tasks, attend_work, &job);
+    if (batch->statistics != NULL && heads / layout->kv_heads > ATTEND_ROWS)
+        thread_pool_run(cpu->threads, heads_count(&job), later_work, &job);
 }

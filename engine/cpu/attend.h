@@ -19,12 +19,14 @@
 #include "engine/cpu/cpu.h"
 
 #include <math.h>
+#include <pthread.h>
 
 enum {
     ATTEND_ROWS = 24,     /* most rows of a task: G query heads of several tokens */
     ATTEND_DIM_MAX = 256, /* the largest head_dim */
     ATTEND_PAGES = ATTEND_SPLIT / KV_PAGE_SLOTS,
     KV_FORMATS = 3,
+    ATTEND_LOCKS = 64,
 };
 
 /* Kernels for one KV format. `pages` are the starts of count <= ATTEND_PAGES pages. `ahead` [count] is what will be
@@ -46,6 +48,8 @@ struct attend_kernels {
     uint32_t (*visible)(const int32_t *positions, int32_t limit);
     /* scores [pages * P] become p; returns m, sets l. At least one bit of masks [pages] must be set. */
     float (*softmax)(float *scores, const uint16_t *masks, uint32_t pages, float *l);
+    /* The same bits; also sets t, the sum of p ln p. */
+    float (*softmax_entropy)(float *scores, const uint16_t *masks, uint32_t pages, float *l, float *t);
     /* total = total * keep + o * add */
     void (*merge)(float *total, float keep, const float *o, float add, uint32_t dim);
     /* out = x * factor */
@@ -69,6 +73,9 @@ struct attend_scratch {
     size_t blocks_capacity;
     void *partials; /* float [], of splits computed by different threads */
     size_t partials_capacity;
+    void *kept; /* struct statistics_split [], of blocks whose probabilities are wanted */
+    size_t kept_capacity;
+    pthread_mutex_t locks[ATTEND_LOCKS]; /* statistics of (item, KV head), by its number modulo ATTEND_LOCKS */
     struct rope_table *rope;
 };
 

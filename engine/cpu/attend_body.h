@@ -195,8 +195,10 @@ static uint32_t attend_visible(const int32_t *positions, int32_t limit) {
     return lanes_not_after(positions, limit);
 }
 
-static float attend_softmax(float *scores, const uint16_t *masks, uint32_t pages, float *l) {
-    struct lanes hidden = lanes_set(-INFINITY), most = hidden, sum = lanes_set(0);
+/* entropy: also sets t. */
+ATTEND_INLINE float attend_softmax_any(
+    bool entropy, float *scores, const uint16_t *masks, uint32_t pages, float *l, float *t) {
+    struct lanes hidden = lanes_set(-INFINITY), most = hidden, sum = lanes_set(0), weighted = sum;
     for (uint32_t page = 0; page < pages; page++) {
         struct lanes visible = lanes_replace(masks[page], lanes_load(scores + page * LANES), hidden);
         lanes_store(scores + page * LANES, visible);
@@ -205,12 +207,24 @@ static float attend_softmax(float *scores, const uint16_t *masks, uint32_t pages
     float m = lanes_maximum(most);
     most = lanes_set(m);
     for (uint32_t page = 0; page < pages; page++) {
-        struct lanes p = lanes_exp(lanes_sub(lanes_load(scores + page * LANES), most));
+        struct lanes difference = lanes_sub(lanes_load(scores + page * LANES), most), p = lanes_exp(difference);
         lanes_store(scores + page * LANES, p);
         sum = lanes_add(sum, p);
+        if (entropy) /* where p is 0, the difference may be infinite */
+            weighted = lanes_fma(p, lanes_max(difference, lanes_set(-88)), weighted);
     }
     *l = lanes_sum(sum);
+    if (entropy)
+        *t = lanes_sum(weighted);
     return m;
+}
+
+static float attend_softmax(float *scores, const uint16_t *masks, uint32_t pages, float *l) {
+    return attend_softmax_any(false, scores, masks, pages, l, NULL);
+}
+
+static float attend_softmax_entropy(float *scores, const uint16_t *masks, uint32_t pages, float *l, float *t) {
+    return attend_softmax_any(true, scores, masks, pages, l, t);
 }
 
 static void attend_merge(float *total, float keep, const float *o, float add, uint32_t dim) {
@@ -254,8 +268,8 @@ ATTEND_FORMAT(bf16, KV_BF16)
 
 #define ATTEND_KERNELS                                                                                                 \
     {                                                                                                                  \
-        .visible = attend_visible, .softmax = attend_softmax, .merge = attend_merge, .scale = attend_scale,            \
-        .exp = attend_exp, .formats = {                                                                                \
+        .visible = attend_visible, .softmax = attend_softmax, .softmax_entropy = attend_softmax_entropy,               \
+        .merge = attend_merge, .scale = attend_scale, .exp = attend_exp, .formats = {                                  \
             [KV_F32] = {attend_scores_f32, attend_weigh_f32, attend_narrow_f32},                                       \
             [KV_F16] = {attend_scores_f16, attend_weigh_f16, attend_narrow_f16},                                       \
             [KV_BF16] = {attend_scores_bf16, attend_weigh_bf16, attend_narrow_bf16},                                   \

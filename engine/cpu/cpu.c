@@ -136,6 +136,7 @@ static const struct backend_operations operations = {
     .window_preference = cpu_window_preference,
     .rotate_slots = cpu_rotate_slots,
     .unrotate_slots = cpu_unrotate_slots,
+    .query_moments = cpu_query_moments,
     .silu_mul = cpu_silu_mul,
     .gather_rows = cpu_gather_rows,
     .sample = cpu_sample,
@@ -165,6 +166,7 @@ struct backend *backend_cpu_open(const struct backend_options *options, struct e
     cpu->tier = tier;
     cpu->linear = cpu_linear_kernels(tier);
     cpu->attend = cpu_attend_kernels(tier);
+    cpu->statistics = cpu_statistics_kernels(tier);
     cpu->vector = cpu_vector_kernels(tier);
     cpu->score = cpu_score_kernels(tier);
     snprintf(cpu->description, sizeof cpu->description, "cpu, %s, %u thread%s", tier_units[tier], threads,

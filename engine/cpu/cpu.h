@@ -20,6 +20,7 @@ const char *cpu_tier_name(enum cpu_tier tier); /* "scalar", "avx2", "avx512" */
 
 struct linear_kernels; /* linear.h */
 struct attend_kernels; /* attend.h */
+struct statistics_kernels; /* statistics.h: what policies want to know of attention */
 struct vector_kernels; /* vector.h: norms, rotation, activation, softmax sums */
 struct score_kernels;  /* score.h */
 
@@ -29,6 +30,7 @@ struct cpu_backend {
     struct thread_pool *threads;
     const struct linear_kernels *linear;
     const struct attend_kernels *attend;
+    const struct statistics_kernels *statistics;
     const struct vector_kernels *vector;
     const struct score_kernels *score;
     void *linear_scratch; /* owned by linear.c */
@@ -59,12 +61,15 @@ void cpu_silu_mul(struct backend *, const float *gate_up, uint32_t rows, uint32_
 void cpu_gather_rows(
     struct backend *, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out);
 
-/* attend.c, kv_pages.c */
+/* attend.c, statistics.c, query_moments.c, kv_pages.c */
 const struct attend_kernels *cpu_attend_kernels(enum cpu_tier tier);
+const struct statistics_kernels *cpu_statistics_kernels(enum cpu_tier tier);
 void cpu_attend_scratch_free(struct cpu_backend *cpu);
 void cpu_rope_and_append(
     struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
 void cpu_attend(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, float *out);
+void cpu_query_moments(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv,
+    const struct query_moments *moments);
 void cpu_copy_pages(struct backend *, const struct kv_pool *, const uint32_t *from, const uint32_t *to, uint32_t count);
 void cpu_move_slots(struct backend *, const struct kv_pool *, const uint32_t *pages, const uint32_t *from,
     const uint32_t *to, uint32_t count);

@@ -20,6 +20,10 @@ struct sums {
     __m256d v[4];
 };
 
+struct counts {
+    __m256i low, high;
+};
+
 static inline struct lanes lanes_set(float value) {
     return (struct lanes){_mm256_set1_ps(value), _mm256_set1_ps(value)};
 }
@@ -200,6 +204,43 @@ static inline __m256 lanes_difference_eight(__m256 a, __m256 b, double shift) {
 
 static inline struct lanes lanes_difference(struct lanes a, struct lanes b, double shift) {
     return (struct lanes){lanes_difference_eight(a.low, b.low, shift), lanes_difference_eight(a.high, b.high, shift)};
+}
+
+static inline struct counts counts_zero(void) {
+    return (struct counts){_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+
+static inline struct counts counts_round(struct lanes a) {
+    return (struct counts){_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)};
+}
+
+static inline struct counts counts_load(const uint32_t *from) {
+    return (struct counts){_mm256_loadu_si256((const __m256i *)from), _mm256_loadu_si256((const __m256i *)(from + 8))};
+}
+
+static inline void counts_store(uint32_t *to, struct counts a) {
+    _mm256_storeu_si256((__m256i *)to, a.low);
+    _mm256_storeu_si256((__m256i *)(to + 8), a.high);
+}
+
+static inline struct counts counts_add(struct counts a, struct counts b) {
+    return (struct counts){_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+}
+
+static inline struct counts counts_sub(struct counts a, struct counts b) {
+    return (struct counts){_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
+}
+
+static inline void counts_add_four(uint64_t *to, __m128i a) {
+    __m256i sum = _mm256_add_epi64(_mm256_loadu_si256((const __m256i *)to), _mm256_cvtepu32_epi64(a));
+    _mm256_storeu_si256((__m256i *)to, sum);
+}
+
+static inline void counts_add_wide(uint64_t *to, struct counts a) {
+    counts_add_four(to, _mm256_castsi256_si128(a.low));
+    counts_add_four(to + 4, _mm256_extracti128_si256(a.low, 1));
+    counts_add_four(to + 8, _mm256_castsi256_si128(a.high));
+    counts_add_four(to + 12, _mm256_extracti128_si256(a.high, 1));
 }
 
 static inline void sums_store(double to[LANES], struct sums s) {

@@ -19,6 +19,10 @@ struct sums {
     __m512d low, high;
 };
 
+struct counts {
+    __m512i v;
+};
+
 static inline struct lanes lanes_set(float value) {
     return (struct lanes){_mm512_set1_ps(value)};
 }
@@ -160,6 +164,39 @@ static inline struct lanes lanes_difference(struct lanes a, struct lanes b, doub
     __m256 low = lanes_difference_eight(lanes_low(a), lanes_low(b), shift);
     __m256 high = lanes_difference_eight(lanes_high(a), lanes_high(b), shift);
     return (struct lanes){_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1)};
+}
+
+static inline struct counts counts_zero(void) {
+    return (struct counts){_mm512_setzero_si512()};
+}
+
+static inline struct counts counts_round(struct lanes a) {
+    return (struct counts){_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+static inline struct counts counts_load(const uint32_t *from) {
+    return (struct counts){_mm512_loadu_si512(from)};
+}
+
+static inline void counts_store(uint32_t *to, struct counts a) {
+    _mm512_storeu_si512(to, a.v);
+}
+
+static inline struct counts counts_add(struct counts a, struct counts b) {
+    return (struct counts){_mm512_add_epi32(a.v, b.v)};
+}
+
+static inline struct counts counts_sub(struct counts a, struct counts b) {
+    return (struct counts){_mm512_sub_epi32(a.v, b.v)};
+}
+
+static inline void counts_add_eight(uint64_t *to, __m256i a) {
+    _mm512_storeu_si512(to, _mm512_add_epi64(_mm512_loadu_si512(to), _mm512_cvtepu32_epi64(a)));
+}
+
+static inline void counts_add_wide(uint64_t *to, struct counts a) {
+    counts_add_eight(to, _mm512_castsi512_si256(a.v));
+    counts_add_eight(to + 8, _mm512_extracti64x4_epi64(a.v, 1));
 }
 
 static inline void sums_store(double to[LANES], struct sums s) {

@@ -16,6 +16,8 @@
  *   lanes_not_after            mask of the positions that are <= limit
  *   lanes_difference           a - b - shift in double, rounded once
  *   sums                       sixteen double accumulators
+ *   counts                     sixteen 32-bit integers; counts_round takes numbers in [0, 2^31), half to even
+ *   counts_add_wide            adds them to sixteen 64-bit integers
  */
 #ifndef ENGINE_CPU_LANES_SCALAR_H
 #define ENGINE_CPU_LANES_SCALAR_H
@@ -37,6 +39,10 @@ struct lanes {
 
 struct sums {
     double v[LANES];
+};
+
+struct counts {
+    uint32_t v[LANES];
 };
 
 #define LANES_EACH for (int i = 0; i < LANES; i++)
@@ -194,6 +200,40 @@ static inline struct sums sums_add(struct sums s, struct lanes a) {
 static inline struct lanes lanes_difference(struct lanes a, struct lanes b, double shift) {
     LANES_EACH a.v[i] = (float)((double)a.v[i] - (double)b.v[i] - shift);
     return a;
+}
+
+static inline struct counts counts_zero(void) {
+    return (struct counts){{0}};
+}
+
+static inline struct counts counts_round(struct lanes a) {
+    struct counts r;
+    LANES_EACH r.v[i] = (uint32_t)lrintf(a.v[i]);
+    return r;
+}
+
+static inline struct counts counts_load(const uint32_t *from) {
+    struct counts r;
+    memcpy(r.v, from, sizeof r.v);
+    return r;
+}
+
+static inline void counts_store(uint32_t *to, struct counts a) {
+    memcpy(to, a.v, sizeof a.v);
+}
+
+static inline struct counts counts_add(struct counts a, struct counts b) {
+    LANES_EACH a.v[i] += b.v[i];
+    return a;
+}
+
+static inline struct counts counts_sub(struct counts a, struct counts b) {
+    LANES_EACH a.v[i] -= b.v[i];
+    return a;
+}
+
+static inline void counts_add_wide(uint64_t *to, struct counts a) {
+    LANES_EACH to[i] += a.v[i];
 }
 
 static inline void sums_store(double to[LANES], struct sums s) {
