@@ -105,7 +105,7 @@ static void recorded_create(
         s->needs = head > 0 && parity_random(parity, 0, 5) == 0 ? 0 : needs;
         s->capacity = (scene->views[head].slots + 15) / 16 * 16 + 16 * parity_random(parity, 0, 2);
         s->window = parity_random(parity, 1, window_max);
-        s->history = parity_random(parity, 0, 1) == 0 ? 400 : parity_random(parity, 1, STATISTIC_ABOVE_BITS);
+        s->history = parity_random(parity, 1, parity_random(parity, 0, 1) == 0 ? 40 : STATISTIC_ABOVE_BITS);
         s->seed = parity_random_bits(parity);
         for (uint32_t kind = 0; kind < KINDS; kind++) {
             if (s->needs & kind_needs[kind])
