@@ -5,7 +5,7 @@
  *   decode       --decode steps for every batch of --batch and every depth of --depth: `batch` sequences, each with
  *                `depth` cached tokens before the first step
  *   first_token  a request of --prefill tokens through the idle scheduler, until its first token is delivered
- *   admission    a request of one token through the idle scheduler, until its end is delivered; its phases say how long
+ *   request      a request of one token through the idle scheduler, until its end is delivered; its phases say how long
  *                it was queued and how long a cancellation takes
  * Each is run once to warm up and once with the engine's profile (bytes, and with --profile the phases), then --pairs
  * times for the figures, which are medians. With --peer every run of prefill and decode is paired with one of the peer,
@@ -185,8 +185,8 @@ static int bench_decode_cases(struct bench *bench, struct error *error) {
 enum { TIMES_TOTAL, TIMES_QUEUED, TIMES_PREFILL, TIMES_CANCEL, TIMES_COUNT };
 
 /* Medians over `pairs` requests of one kind: out [TIMES_COUNT]. */
-static int measure_requests(struct bench *bench, struct bench_server *server, uint32_t tokens, bool admission,
-    double *out, struct error *error) {
+static int measure_requests(
+    struct bench *bench, struct bench_server *server, uint32_t tokens, bool cancel, double *out, struct error *error) {
     uint32_t pairs = bench->config->pairs;
     struct bench_request_times times;
     double *all = calloc((size_t)TIMES_COUNT * pairs, sizeof *all);
@@ -195,7 +195,7 @@ static int measure_requests(struct bench *bench, struct bench_server *server, ui
     int code = 0;
     for (uint32_t i = 0; i <= pairs && code == 0; i++) { /* the first one warms up and is overwritten */
         uint32_t at = i > 0 ? i - 1 : 0;
-        code = admission ? bench_admission(server, &times, error) : bench_first_token(server, tokens, &times, error);
+        code = cancel ? bench_request(server, &times, error) : bench_first_token(server, tokens, &times, error);
         all[TIMES_TOTAL * pairs + at] = times.total;
         all[TIMES_QUEUED * pairs + at] = times.queued;
         all[TIMES_PREFILL * pairs + at] = times.prefill;
@@ -230,7 +230,7 @@ static int bench_request_cases(struct bench *bench, struct error *error) {
         code = measure_requests(bench, server, 1, true, times, error);
     }
     if (code == 0)
-        add_request_run(bench, "admission", 1, 1, true, times);
+        add_request_run(bench, "request", 1, 1, true, times);
     bench_server_stop(server);
     return code;
 }

@@ -84,6 +84,7 @@ void bench_machine_describe(struct bench_machine *machine) {
     machine->cores = thread_count_available();
     if (getloadavg(&machine->load_average, 1) != 1)
         machine->load_average = -1;
+    machine->core_to_core_ns = bench_core_to_core_ns();
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     if (pages > 0 && page_bytes > 0)
         machine->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;

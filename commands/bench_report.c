@@ -84,6 +84,7 @@ static json_t *machine_json(const struct bench_machine *machine) {
     failed |= json_object_set_new(object, "cores", json_integer(machine->cores));
     failed |= json_object_set_new(object, "features", text_json(machine->features));
     failed |= json_object_set_new(object, "memory_bytes", json_integer((json_int_t)machine->memory_bytes));
+    failed |= json_object_set_new(object, "core_to_core_ns", measured_json(machine->core_to_core_ns));
     if (machine->load_average >= 0)
         failed |= json_object_set_new(object, "load_average", json_real(machine->load_average));
     failed |= json_object_set_new(object, "os", text_json(machine->os));
@@ -139,6 +140,8 @@ void bench_report_table(const struct bench_report *report, FILE *out) {
     fprintf(out, "%s, %u cores, %.1f GB memory; %s\n%s; %s\nresident %.1f MB, load before %.2f\n", machine->cpu,
         machine->cores, (double)machine->memory_bytes / 1e9, machine->features, machine->os, machine->backend,
         (double)report->resident_bytes / 1e6, machine->load_average);
+    if (machine->core_to_core_ns > 0)
+        fprintf(out, "from core to core %.0f ns\n", machine->core_to_core_ns);
     if (machine->peer[0] != '\0')
         fprintf(out, "peer: %s\n", machine->peer);
     fprintf(out, "%-12s %5s %6s %10s %9s %9s %7s %10s %6s\n", "work", "batch", "depth", "tokens/s", "step ms",

@@ -26,7 +26,7 @@ struct bench_phase {
 };
 
 struct bench_run {
-    const char *work; /* "prefill", "decode", "first_token", "admission" */
+    const char *work; /* "prefill", "decode", "first_token", "request" */
     uint32_t batch;   /* sequences at once */
     uint32_t depth;   /* decode: cached tokens of each sequence before the first step; else tokens of the prompt */
     const char *kv_policy;
@@ -46,6 +46,7 @@ struct bench_machine {
     char features[256]; /* instruction sets that matter here, separated by blanks */
     uint32_t cores;     /* that this process may use */
     uint64_t memory_bytes;
+    double core_to_core_ns; /* bench_core_to_core_ns; 0: not measured */
     double load_average; /* of the last minute, before the first run: who else used the processors; negative: unknown */
     char os[256];
     char compiler[128];

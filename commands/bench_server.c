@@ -164,7 +164,7 @@ int bench_first_token(
     return run_request(server, tokens, 1, false, times, error);
 }
 
-int bench_admission(struct bench_server *server, struct bench_request_times *times, struct error *error) {
+int bench_request(struct bench_server *server, struct bench_request_times *times, struct error *error) {
     enum { LONG_ENOUGH = 256 };
     *times = (struct bench_request_times){0};
     int code = run_request(server, 1, 1, false, times, error);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The work that `bench` measures. Prefill and decode drive the engine directly; first_token and admission go through
+ * The work that `bench` measures. Prefill and decode drive the engine directly; first_token and request go through
  * the scheduler, as requests of the server do.
  *
  * Tokens are fixed, so that every run does the same work; what is sampled is not fed back.
@@ -47,6 +47,6 @@ void bench_server_stop(struct bench_server *server); /* NULL allowed */
 int bench_first_token(
     struct bench_server *server, uint32_t tokens, struct bench_request_times *times, struct error *error);
 /* A prompt of one token: one token is generated; then the same again without a limit, cancelled at its first token. */
-int bench_admission(struct bench_server *server, struct bench_request_times *times, struct error *error);
+int bench_request(struct bench_server *server, struct bench_request_times *times, struct error *error);
 
 #endif

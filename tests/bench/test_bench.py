@@ -50,7 +50,7 @@ def test_document_has_the_promised_shape(plain):
     assert set(plain) == {"runs", "machine", "resident_bytes"}
     works = [(run["work"], run["batch"], run["depth"]) for run in plain["runs"]]
     assert works == [("prefill", 1, 40), ("decode", 1, 0), ("decode", 1, 256), ("decode", 3, 0), ("decode", 3, 256),
-                     ("first_token", 1, 40), ("admission", 1, 1)]
+                     ("first_token", 1, 40), ("request", 1, 1)]
     for run in plain["runs"]:
         assert set(run) == RUN_KEYS
         assert run["kv_policy"] == "full" and run["kv_ratio"] == 1
@@ -69,7 +69,7 @@ def test_nothing_is_reported_that_was_not_measured(plain):
 
 def test_step_time_and_rate_are_of_the_same_runs(plain):
     for run in plain["runs"]:
-        tokens = {"decode": run["batch"], "prefill": 40, "first_token": 40, "admission": 1}[run["work"]]
+        tokens = {"decode": run["batch"], "prefill": 40, "first_token": 40, "request": 1}[run["work"]]
         assert run["tokens_per_second"] * run["step_ms"] == pytest.approx(1000 * tokens, rel=1e-6)
 
 
@@ -87,10 +87,11 @@ def test_bytes_are_weights_plus_what_is_cached(plain):
 
 def test_machine_is_described(plain):
     machine = plain["machine"]
-    assert set(machine) == {"cpu", "cores", "features", "memory_bytes", "load_average", "os", "compiler", "backend",
+    assert set(machine) == {"cpu", "cores", "features", "memory_bytes", "core_to_core_ns", "load_average", "os", "compiler", "backend",
                             "threads"}
     assert machine["threads"] == machine["cores"] == len(os.sched_getaffinity(0))
     assert "cpu" in machine["backend"]
+    assert (machine["core_to_core_ns"] is None) == (len(os.sched_getaffinity(0)) == 1)
     assert machine["memory_bytes"] > 1 << 28
     assert 50e6 < plain["resident_bytes"] < machine["memory_bytes"]
 
@@ -103,9 +104,9 @@ def test_phases_cover_the_step():
         assert all(phase["seconds"] >= 0 for phase in run["phases"].values())
         assert sum(phase["bytes"] for phase in run["phases"].values()) == pytest.approx(run["bytes_per_step"], rel=1e-3)
     assert one(doc, "decode")["phases"]["logits"]["bytes"] > 20e6
-    requests = one(doc, "admission")["phases"]
+    requests = one(doc, "request")["phases"]
     assert set(requests) == {"queued", "prefill", "cancel"}
-    assert sum(requests[p]["seconds"] for p in ("queued", "prefill")) * 1e3 <= one(doc, "admission")["step_ms"] * 1.5
+    assert sum(requests[p]["seconds"] for p in ("queued", "prefill")) * 1e3 <= one(doc, "request")["step_ms"] * 1.5
 
 
 def test_lower_tier_is_taken():
@@ -170,5 +171,5 @@ def test_policies_and_ratios_are_options():
 def test_table_has_a_line_per_run():
     done = run_bench("--prefill", "16", "--decode", "2", "--pairs", "1")
     assert done.returncode == 0
-    for work in ("prefill", "decode", "first_token", "admission"):
+    for work in ("prefill", "decode", "first_token", "request"):
         assert sum(line.startswith(work + " ") for line in done.stdout.splitlines()) == 1

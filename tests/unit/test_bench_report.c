@@ -38,6 +38,7 @@ static struct bench_report report_example(const struct bench_run *runs, size_t c
     report.machine.threads = 2;
     report.machine.memory_bytes = 1u << 30;
     report.machine.load_average = 0.5;
+    report.machine.core_to_core_ns = 28.5;
     return report;
 }
 
@@ -83,6 +84,7 @@ static void json_has_every_measured_key(void **state) {
     assert_int_equal(json_integer_value(json_object_get(run, "bytes_per_step")), 3001);
     json_t *machine = json_object_get(document, "machine");
     assert_float_equal(json_real_value(json_object_get(machine, "load_average")), 0.5, 0);
+    assert_float_equal(json_real_value(json_object_get(machine, "core_to_core_ns")), 28.5, 0);
     assert_float_equal(json_real_value(json_object_get(run, "tokens_per_second")), 1600.25, 1e-9);
     assert_float_equal(json_real_value(json_object_get(run, "ratio")), 2, 0);
     json_t *logits = json_object_get(json_object_get(run, "phases"), "logits");
@@ -93,7 +95,7 @@ static void json_has_every_measured_key(void **state) {
 
 static void json_says_null_where_nothing_was_measured(void **state) {
     (void)state;
-    struct bench_run run = {.work = "admission",
+    struct bench_run run = {.work = "request",
         .batch = 1,
         .depth = 1,
         .kv_policy = "full",
@@ -140,6 +142,7 @@ static void table_has_a_line_per_run(void **state) {
     assert_non_null(strstr(text, "decode           8    512     1600.2     5.000"));
     assert_non_null(strstr(text, "0.750"));
     assert_non_null(strstr(text, "attend"));
+    assert_non_null(strstr(text, "core to core 28 ns")); /* 28.5, the even one */
     free(text);
 }
 
