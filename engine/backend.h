@@ -111,6 +111,16 @@ struct query_moments {
     double *outer;   /* [H][d][d], upper triangle of each head: element (i, j), i <= j */
 };
 
+/* Columns of one head's statistics that follow their slots. */
+struct statistics_move {
+    /* The same arrays, or arrays of another capacity and fewer needs, zeroed before; what only one has is left alone.
+     */
+    const struct kv_statistics *from, *to;
+    const uint32_t *from_slots, *to_slots; /* [count], in order; NULL: the first `count` slots stay where they are */
+    uint32_t count;
+    uint32_t clear_first, clear_end; /* then these columns of `to` are zeroed */
+};
+
 /* All sequences of a batch, for one layer: views[item * K + kv_head]. */
 struct kv_batch {
     const struct kv_pool *pool;
@@ -184,6 +194,7 @@ struct sample_result {
 
 struct backend_operations {
     const char *name;                          /* "cpu" */
+    bool host_memory;                          /* device memory may be read and written by the host after synchronize */
     const char *(*describe)(struct backend *); /* "cpu, avx512-vnni, 2 threads" */
     void (*close)(struct backend *);
 
@@ -270,6 +281,10 @@ struct backend_operations {
 
     /* Marks slots [first, end) of one head as unused (position KV_NO_POSITION). */
     void (*clear_slots)(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t first, uint32_t end);
+
+    /* Moves columns of statistics of distinct heads, moves [count]. Outputs are copied when the arrays are others. */
+    void (*move_statistics)(
+        struct backend *, const struct statistics_move *moves, uint32_t count, uint32_t group, uint32_t head_dim);
 
     /* Fills pages with NaN and position KV_NO_POSITION (test builds, when pages become free). */
     void (*poison_pages)(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t count);

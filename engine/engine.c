@@ -1,37 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/engine.h"
+#include "engine/engine_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/clock.h"
-#include "engine/transformer.h"
 
 enum { BATCH_ROWS_DEFAULT = 512 };
-
-struct engine {
-    const struct model *model;
-    struct backend *backend;
-    struct kv_cache *cache;
-    struct transformer *transformer;
-    uint32_t batch_rows;
-    uint32_t context;
-    uint32_t tokens_max;
-    uint32_t wanted_count; /* hidden rows of the last batch */
-    /* Host work space for one batch, batch_rows entries unless said otherwise. */
-    int32_t *tokens;
-    uint32_t *wanted;
-    struct kv_item *items;
-    struct kv_head_view *views; /* [layers][items][kv_heads], grown as batches need it */
-    size_t views_capacity;
-};
-
-struct sequence {
-    struct engine *engine;
-    struct kv_sequence *kv;
-    int32_t *tokens; /* [length], capacity below */
-    uint32_t capacity;
-};
 
 static int allocate_host(struct engine *engine, struct error *error) {
     uint32_t rows = engine->batch_rows;
@@ -90,6 +65,7 @@ void engine_close(struct engine *engine) {
     if (engine == NULL)
         return;
     transformer_free(engine->transformer);
+    prune_space_free(engine);
     if (engine->cache != NULL)
         kv_cache_free(engine->cache);
     if (engine->backend != NULL)
@@ -98,6 +74,8 @@ void engine_close(struct engine *engine) {
     free(engine->wanted);
     free(engine->items);
     free(engine->views);
+    free(engine->statistics);
+    free(engine->moments);
     free(engine);
 }
 
@@ -129,95 +107,50 @@ size_t engine_weight_bytes(const struct engine *engine) {
     return transformer_weight_bytes(engine->transformer);
 }
 
-struct sequence *sequence_create(struct engine *engine) {
-    struct sequence *sequence = calloc(1, sizeof *sequence);
-    if (sequence == NULL)
-        return NULL;
-    sequence->engine = engine;
-    sequence->kv = kv_sequence_create(engine->cache);
-    if (sequence->kv == NULL) {
-        free(sequence);
-        return NULL;
-    }
-    return sequence;
-}
-
-struct sequence *sequence_fork(const struct sequence *sequence) {
-    struct sequence *fork = calloc(1, sizeof *fork);
-    if (fork == NULL)
-        return NULL;
-    uint32_t length = sequence_length(sequence);
-    fork->engine = sequence->engine;
-    fork->capacity = length + 1;
-    fork->tokens = malloc(fork->capacity * sizeof *fork->tokens);
-    fork->kv = kv_sequence_fork(sequence->kv);
-    if (fork->tokens == NULL || fork->kv == NULL) {
-        sequence_free(fork);
-        return NULL;
-    }
-    if (length > 0)
-        memcpy(fork->tokens, sequence->tokens, length * sizeof *fork->tokens);
-    return fork;
-}
-
-void sequence_free(struct sequence *sequence) {
-    if (sequence == NULL)
-        return;
-    kv_sequence_free(sequence->kv);
-    free(sequence->tokens);
-    free(sequence);
-}
-
-uint32_t sequence_length(const struct sequence *sequence) {
-    return kv_sequence_length(sequence->kv);
-}
-
-const int32_t *sequence_tokens(const struct sequence *sequence) {
-    return sequence->tokens;
-}
-
-uint32_t sequence_pages_needed(const struct sequence *sequence, uint32_t count) {
-    return kv_sequence_pages_needed(sequence->kv, count);
-}
-
-struct kv_sequence *sequence_kv(struct sequence *sequence) {
-    return sequence->kv;
-}
-
-/* Room for `count` more token ids. */
-static int reserve_tokens(struct sequence *sequence, uint32_t count) {
-    uint32_t needed = sequence_length(sequence) + count;
-    if (needed <= sequence->capacity)
-        return 0;
-    uint32_t capacity = needed + needed / 2 + KV_PAGE_SLOTS;
-    int32_t *tokens = realloc(sequence->tokens, capacity * sizeof *tokens);
-    if (tokens == NULL)
-        return ERROR_MEMORY;
-    sequence->tokens = tokens;
-    sequence->capacity = capacity;
-    return 0;
-}
-
-uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens, uint32_t count) {
-    if (count == 0 || reserve_tokens(sequence, count) != 0)
-        return 0;
-    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, count - 1);
-    memcpy(sequence->tokens, tokens, reused * sizeof *tokens);
-    return reused;
-}
-
 static int check_item(const struct engine *engine, const struct batch_item *item, struct error *error) {
     if (item->count == 0 || item->count > engine->batch_rows)
         return error_set(
             error, ERROR_INVALID, "a batch item of %u tokens, allowed are 1 to %u", item->count, engine->batch_rows);
-    if ((uint64_t)sequence_length(item->sequence) + item->count > engine->tokens_max)
+    uint32_t limit = item->sequence->eviction.evicts ? engine->context : engine->tokens_max;
+    if ((uint64_t)sequence_length(item->sequence) + item->count > limit)
         return error_set(error, ERROR_CONTEXT, "%u tokens after %u are more than the limit of %u", item->count,
-            sequence_length(item->sequence), engine->tokens_max);
+            sequence_length(item->sequence), limit);
+    if (item->sequence->swap != NULL)
+        return error_set(error, ERROR_INVALID, "a sequence that is swapped out cannot go on");
+    if (item->count > sequence_room(item->sequence))
+        return error_set(error, ERROR_INVALID, "%u tokens where the next prune is due after %u", item->count,
+            sequence_room(item->sequence));
     for (uint32_t i = 0; i < item->count; i++)
         if (item->tokens[i] < 0 || (uint32_t)item->tokens[i] >= engine->model->shape.vocabulary)
             return error_set(error, ERROR_INVALID, "token id %d is outside the vocabulary of %u", item->tokens[i],
                 engine->model->shape.vocabulary);
     return 0;
+}
+
+/* Work space for views and statistics of a batch of `count` sequences. */
+static int reserve_views(struct engine *engine, uint32_t count, struct error *error) {
+    const struct model_shape *shape = &engine->model->shape;
+    size_t views = (size_t)shape->layers * count * shape->kv_heads;
+    if (views <= engine->views_capacity)
+        return 0;
+    struct kv_head_view *grown = realloc(engine->views, views * sizeof *grown);
+    engine->views = grown != NULL ? grown : engine->views;
+    struct kv_statistics *statistics = realloc(engine->statistics, views * sizeof *statistics);
+    engine->statistics = statistics != NULL ? statistics : engine->statistics;
+    struct query_moments *moments = realloc(engine->moments, views * sizeof *moments);
+    engine->moments = moments != NULL ? moments : engine->moments;
+    if (grown == NULL || statistics == NULL || moments == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a batch of %u sequences", count);
+    engine->views_capacity = views;
+    return 0;
+}
+
+/* Statistics grow before pages are counted, since they take some of them. They may stay grown when the batch fails. */
+static int reserve_statistics(const struct batch_item *items, uint32_t count, struct error *error) {
+    int code = 0;
+    for (uint32_t i = 0; i < count && code == 0; i++)
+        code = sequence_reserve_statistics(items[i].sequence, items[i].count, error);
+    return code;
 }
 
 /* Checks everything that can fail without harm, and prepares memory, before the first sequence changes. */
@@ -228,8 +161,8 @@ static int prepare_batch(struct engine *engine, const struct batch_item *items, 
         if (code != 0)
             return code;
         rows += items[i].count;
-        pages += kv_sequence_pages_needed(items[i].sequence->kv, items[i].count);
-        if (reserve_tokens(items[i].sequence, items[i].count) != 0)
+        pages += sequence_pages_needed(items[i].sequence, items[i].count);
+        if (sequence_reserve_tokens(items[i].sequence, items[i].count) != 0)
             return error_set(error, ERROR_MEMORY, "no memory for a sequence's tokens");
     }
     if (rows > engine->batch_rows)
@@ -238,16 +171,17 @@ static int prepare_batch(struct engine *engine, const struct batch_item *items, 
     if (pages > kv_cache_pages_free(engine->cache))
         return error_set(error, ERROR_PAGES, "%llu KV pages are needed, %u are free", (unsigned long long)pages,
             kv_cache_pages_free(engine->cache));
-    const struct model_shape *shape = &engine->model->shape;
-    size_t views = (size_t)shape->layers * count * shape->kv_heads;
-    if (views > engine->views_capacity) {
-        struct kv_head_view *grown = realloc(engine->views, views * sizeof *grown);
-        if (grown == NULL)
-            return error_set(error, ERROR_MEMORY, "no memory for a batch of %u sequences", count);
-        engine->views = grown;
-        engine->views_capacity = views;
-    }
-    return 0;
+    int code = reserve_views(engine, count, error);
+    return code == 0 ? reserve_statistics(items, count, error) : code;
+}
+
+/* Rows of an item that will have left the window before the next prune. */
+static uint32_t window_from(const struct sequence *sequence, uint32_t position, uint32_t rows) {
+    uint32_t next = sequence_next_prune(sequence), window = sequence->eviction.settings.window;
+    if (next == UINT32_MAX || next < window || next - window <= position)
+        return 0;
+    uint32_t from = next - window - position;
+    return from < rows ? from : rows;
 }
 
 /* Appends the items' tokens to their sequences; fills tokens, items, wanted and the items' first_row. */
@@ -261,7 +195,13 @@ static int append_items(struct engine *engine, struct batch_item *items, uint32_
             return code;
         memcpy(sequence->tokens + length, items[i].tokens, added * sizeof *sequence->tokens);
         memcpy(engine->tokens + row, items[i].tokens, added * sizeof *engine->tokens);
-        engine->items[i] = (struct kv_item){.first_row = row, .rows = added, .position = length};
+        engine->items[i] = (struct kv_item){
+            .first_row = row,
+            .rows = added,
+            .position = length,
+            .window_from = window_from(sequence, length, added),
+            .prompt = sequence->eviction.prompt_tokens,
+        };
         items[i].first_row = engine->wanted_count;
         uint32_t first = items[i].want == WANT_ALL ? 0 : added - 1;
         for (uint32_t r = items[i].want == WANT_NONE ? added : first; r < added; r++)
@@ -279,6 +219,28 @@ static void collect_views(struct engine *engine, const struct batch_item *items,
             kv_sequence_views(items[i].sequence->kv, layer, views);
 }
 
+/* Returns the needs of all. Where they are none the work space is left as it is. */
+static uint32_t collect_statistics(struct engine *engine, const struct batch_item *items, uint32_t count) {
+    const struct model_shape *shape = &engine->model->shape;
+    struct kv_statistics *heads = engine->statistics;
+    struct query_moments *moments = engine->moments;
+    uint32_t needs = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (items[i].sequence->eviction.statistics != NULL)
+            needs |= items[i].sequence->eviction.statistics->needs;
+    for (uint32_t layer = 0; needs != 0 && layer < shape->layers; layer++)
+        for (uint32_t i = 0; i < count; i++, heads += shape->kv_heads, moments++) {
+            const struct statistics *from = items[i].sequence->eviction.statistics;
+            size_t bytes = shape->kv_heads * sizeof *heads;
+            if (from != NULL)
+                memcpy(heads, &from->heads[(size_t)layer * shape->kv_heads], bytes);
+            else
+                memset(heads, 0, bytes);
+            *moments = from != NULL ? from->moments[layer] : (struct query_moments){0};
+        }
+    return needs;
+}
+
 int engine_forward(struct engine *engine, struct batch_item *items, uint32_t items_count, struct error *error) {
     engine->wanted_count = 0;
     int code = prepare_batch(engine, items, items_count, error);
@@ -290,6 +252,7 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
         return code;
     }
     collect_views(engine, items, items_count);
+    uint32_t needs = collect_statistics(engine, items, items_count);
     const struct kv_item *last = &engine->items[items_count - 1];
     struct transformer_batch batch = {
         .tokens = engine->tokens,
@@ -298,6 +261,8 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
         .items = engine->items,
         .items_count = items_count,
         .views = engine->views,
+        .statistics = needs & ~(uint32_t)STATISTIC_MOMENTS ? engine->statistics : NULL,
+        .moments = needs & STATISTIC_MOMENTS ? engine->moments : NULL,
         .wanted = engine->wanted,
         .wanted_count = engine->wanted_count,
     };

@@ -43,8 +43,10 @@ uint32_t engine_tokens_max(const struct engine *engine);
 uint32_t engine_context(const struct engine *engine);
 size_t engine_weight_bytes(const struct engine *engine); /* read per decode step, logits included */
 
-struct sequence *sequence_create(struct engine *engine);         /* NULL on failed allocation */
+struct sequence *sequence_create(struct engine *engine); /* NULL on failed allocation */
+/* NULL on failed allocation, or without pages for a copy of the statistics. */
 struct sequence *sequence_fork(const struct sequence *sequence); /* shares pages until one side writes */
+uint32_t sequence_fork_pages(const struct sequence *sequence);   /* that the fork's own copy of statistics will take */
 void sequence_free(struct sequence *sequence);                   /* NULL allowed; pages are free at once */
 uint32_t sequence_length(const struct sequence *sequence);       /* tokens seen */
 const int32_t *sequence_tokens(const struct sequence *sequence); /* [length] */
@@ -73,6 +75,11 @@ uint32_t sequence_room(const struct sequence *sequence);
  * Statistics follow their slots. Called after every engine_forward, before forks are taken. Does not change rows that
  * were asked for. On failure of one (ERROR_MEMORY, ERROR_PAGES) it is not pruned, and stays valid. */
 int engine_prune(struct engine *engine, struct sequence *const *sequences, uint32_t count, struct error *error);
+
+/* The scores that a prune now would go by, due or not: out [slots of all layers and heads], by layer, head and slot;
+ * NaN where the policy gives none, +infinity for slots that stay in any case. ERROR_INVALID (the sequence has no policy
+ * that evicts), ERROR_MEMORY. */
+int sequence_scores(struct sequence *sequence, float *out, struct error *error);
 
 /* An explicit action: keeps the listed slots of a head (ascending), as kv_sequence_keep does, statistics included. */
 int sequence_keep(struct sequence *sequence, uint32_t layer, uint32_t head, const uint32_t *slots, uint32_t count,

@@ -159,6 +159,11 @@ uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, u
     return kv_sequence_head(sequence, layer, head)->slots;
 }
 
+uint32_t kv_sequence_tokens(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
+    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    return at->slots - (at->marked != KV_NO_SLOT);
+}
+
 /* The heads of an unpruned sequence are alike: asked of each sequence in every step, these must not visit them all. */
 
 uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence) {
@@ -202,6 +207,11 @@ void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struc
         views[i] = (struct kv_head_view){heads[i].pages, heads[i].slots, heads[i].first_new};
 }
 
+struct kv_head_view kv_sequence_view(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
+    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    return (struct kv_head_view){at->pages, at->slots, at->first_new};
+}
+
 void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {
     const struct kv_head *at = kv_sequence_head(sequence, layer, head);
     for (uint32_t i = 0; i < at->slots; i++)
@@ -218,16 +228,9 @@ const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, u
     return kv_sequence_head(sequence, layer, head)->positions;
 }
 
-uint32_t kv_sequence_first_slots(
-    const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t before, uint32_t *out) {
+uint32_t kv_sequence_slot_of_rank(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t rank) {
     const struct kv_head *at = kv_sequence_head(sequence, layer, head);
-    uint32_t count = 0;
-    for (; count < at->slots; count++) {
-        uint32_t slot = at->positions != NULL ? at->order[count] : count;
-        uint32_t position = at->positions != NULL ? at->positions[slot] : slot;
-        if (position >= before)
-            break;
-        out[count] = slot;
-    }
-    return count;
+    if (rank >= at->slots)
+        return KV_NO_SLOT;
+    return at->positions != NULL ? at->order[rank] : rank;
 }

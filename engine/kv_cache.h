@@ -49,9 +49,11 @@ void kv_sequence_free(struct kv_sequence *sequence); /* NULL allowed */
 
 uint32_t kv_sequence_length(const struct kv_sequence *sequence); /* L, tokens seen */
 uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
-uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence);  /* over all layers and heads */
-uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence); /* the same without evicted slots (marked) */
-uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence);  /* references, shared pages included */
+uint32_t kv_sequence_tokens(
+    const struct kv_sequence *sequence, uint32_t layer, uint32_t head); /* without a marked one */
+uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence);    /* over all layers and heads */
+uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence);   /* the same without evicted slots (marked) */
+uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence);    /* references, shared pages included */
 /* Of them those that other sequences hold too: before one of them changes it is copied. */
 uint32_t kv_sequence_pages_shared(const struct kv_sequence *sequence);
 
@@ -67,6 +69,7 @@ int kv_sequence_append(struct kv_sequence *sequence, uint32_t count, struct erro
 
 /* The views of one layer for the count tokens appended last: views [kv_heads]. Valid until the sequence changes. */
 void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struct kv_head_view *views);
+struct kv_head_view kv_sequence_view(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
 
 /* Slots of a head in ascending order of position: out [slots]. */
 void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out);
@@ -105,14 +108,15 @@ int kv_sequence_own(struct kv_sequence *sequence, uint32_t layer, uint32_t head,
 
 /* Borrowed positions by slot [slots] until the sequence changes; NULL while the head is unpruned: slot == position. */
 const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
-/* Slots of the positions below `before`, ascending by position: returns how many, at most `before`. */
-uint32_t kv_sequence_first_slots(
-    const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t before, uint32_t *out);
+/* The slot with the rank-th lowest position; KV_NO_SLOT when there are not as many. A marked slot ranks last. */
+uint32_t kv_sequence_slot_of_rank(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t rank);
 
 /* Sets the bytes that the sequence holds beside its pages and that count against the pool: the pages that all
  * sequences' charges together would fill are not available. ERROR_PAGES when there are not as many; then nothing
  * changed. A fork starts without a charge; kv_sequence_free takes it back. */
 int kv_sequence_charge(struct kv_sequence *sequence, size_t bytes, struct error *error);
+size_t kv_sequence_charged(const struct kv_sequence *sequence);
+size_t kv_cache_charged(const struct kv_cache *cache); /* of all sequences */
 
 /* Copies the contents of the pages held [kv_sequence_pages_held] to host memory and gives them all back. Until they are
  * restored, only length, slots, order and positions may be asked for, and the sequence charged or freed. */

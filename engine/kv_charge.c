@@ -5,6 +5,14 @@
  */
 #include "engine/kv_internal.h"
 
+size_t kv_sequence_charged(const struct kv_sequence *sequence) {
+    return sequence->charged;
+}
+
+size_t kv_cache_charged(const struct kv_cache *cache) {
+    return cache->charged;
+}
+
 int kv_sequence_charge(struct kv_sequence *sequence, size_t bytes, struct error *error) {
     struct kv_cache *cache = sequence->cache;
     struct kv_pages *pages = &cache->pages;

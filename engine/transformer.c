@@ -327,6 +327,10 @@ const float *transformer_logits(
     return t->logits[which];
 }
 
+struct rope_params transformer_rope(const struct transformer *t) {
+    return (struct rope_params){.dim = t->shape.rope_dim, .inverse_freq = t->inverse_freq};
+}
+
 size_t transformer_weight_bytes(const struct transformer *t) {
     size_t bytes = weights_bytes(t, &t->output, 1);
     for (uint32_t layer = 0; layer < t->shape.layers; layer++) {

@@ -45,6 +45,7 @@ enum { TRANSFORMER_TILE = 32 };
 const float *transformer_logits(
     struct transformer *transformer, const uint32_t *hidden_rows, uint32_t count, uint32_t which, struct error *error);
 
+struct rope_params transformer_rope(const struct transformer *transformer); /* valid as long as it lives */
 size_t transformer_weight_bytes(const struct transformer *transformer);
 struct engine_profile *transformer_profile(struct transformer *transformer);
 void transformer_profile_enable(struct transformer *transformer, bool enable); /* also resets */

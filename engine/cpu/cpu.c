@@ -117,6 +117,7 @@ static void cpu_synchronize(struct backend *backend) {
 
 static const struct backend_operations operations = {
     .name = "cpu",
+    .host_memory = true,
     .describe = cpu_describe,
     .close = cpu_close,
     .allocate = cpu_allocate,
@@ -144,6 +145,7 @@ static const struct backend_operations operations = {
     .copy_pages = cpu_copy_pages,
     .move_slots = cpu_move_slots,
     .clear_slots = cpu_clear_slots,
+    .move_statistics = cpu_move_statistics,
     .poison_pages = cpu_poison_pages,
 };
 

@@ -88,6 +88,10 @@ void cpu_rotate_slots(struct backend *, const struct kv_pool *, const struct rop
 void cpu_unrotate_slots(struct backend *, const struct kv_pool *, const struct rope_params *, const uint32_t *pages,
     const uint32_t *slots, uint32_t count, float *keys);
 
+/* statistics_move.c */
+void cpu_move_statistics(
+    struct backend *, const struct statistics_move *moves, uint32_t count, uint32_t group, uint32_t head_dim);
+
 /* sample.c */
 void cpu_sample(struct backend *, const float *logits, uint32_t rows, uint32_t vocabulary,
     const struct sample_params *params, struct sample_result *results);

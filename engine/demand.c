@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a sequence will take, for admission.
+ */
+#include "engine/engine_internal.h"
+#include "policy/budget.h"
+
+#include <stdlib.h>
+
+uint32_t demand_prompt_slots(const struct policy_settings *settings, uint32_t prompt_tokens) {
+    uint32_t every = settings->prefill_prune_every;
+    if (policy_settings_keep_all(settings) || every == 0 || every >= prompt_tokens)
+        return prompt_tokens;
+    uint64_t slots = (uint64_t)policy_budget(settings, prompt_tokens) + every;
+    return slots < prompt_tokens ? (uint32_t)slots : prompt_tokens;
+}
+
+static uint64_t pages_for(uint64_t slots) {
+    return (slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
+}
+
+/* What all heads hold together. */
+struct holding {
+    uint64_t slots;
+    uint64_t pages;
+};
+
+static void hold(struct holding *holding, uint64_t slots) {
+    holding->slots += slots;
+    holding->pages += pages_for(slots);
+}
+
+/* A length, tokens that came after its prune, and what there is at most of both. */
+struct moment {
+    uint32_t seen, more, tokens;
+};
+
+static uint64_t slots_at(const struct moment *moment, uint32_t budget) {
+    uint64_t slots = (uint64_t)(budget < moment->seen ? budget : moment->seen) + moment->more;
+    return slots < moment->tokens ? slots : moment->tokens;
+}
+
+/* Budgets without gates say how many heads keep everything, not which. */
+static struct holding hold_gated(
+    const struct engine *engine, const struct policy_settings *settings, const struct moment *moment) {
+    struct holding holding = {0};
+    uint32_t heads = engine_heads(engine);
+    uint32_t *budgets = malloc(heads * sizeof *budgets);
+    struct budget_input input = {
+        .settings = settings,
+        .layers = engine->model->shape.layers,
+        .kv_heads = engine->model->shape.kv_heads,
+        .seen = moment->seen,
+        .gates = settings->gates != NULL ? settings->gates->values : NULL,
+    };
+    if (budgets != NULL)
+        budget_allocate(&input, budgets);
+    for (uint32_t i = 0; i < heads; i++)
+        hold(&holding, slots_at(moment, budgets != NULL ? budgets[i] : UINT32_MAX));
+    free(budgets);
+    return holding;
+}
+
+static struct holding hold_all(
+    const struct engine *engine, const struct policy_settings *settings, const struct moment *moment) {
+    struct holding holding = {0};
+    if (settings->policy->allocation == ALLOCATE_GATES)
+        return hold_gated(engine, settings, moment);
+    uint64_t slots = slots_at(moment, policy_budget(settings, moment->seen));
+    for (uint32_t i = 0; i < engine_heads(engine); i++)
+        hold(&holding, slots);
+    if (settings->scope != SCOPE_HEAD || settings->policy->allocation != ALLOCATE_EQUAL)
+        holding.pages += engine_heads(engine); /* as many slots, in pages that are not full */
+    return holding;
+}
+
+static uint64_t statistics_pages(
+    const struct engine *engine, const struct policy_settings *settings, bool first, uint64_t slots, bool exact) {
+    const struct model_shape *shape = &engine->model->shape;
+    uint32_t needs = policy_needs(settings, first), heads = engine_heads(engine);
+    struct statistics_shape arrays = {
+        .layers = shape->layers,
+        .kv_heads = shape->kv_heads,
+        .group = shape->heads / shape->kv_heads,
+        .head_dim = shape->head_dim,
+        .window = settings->window,
+        .history = settings->history,
+    };
+    uint32_t mean = (uint32_t)((slots + heads - 1) / heads);
+    size_t page_bytes = kv_cache_pool(engine->cache)->page_bytes;
+    size_t bytes = statistics_moments_bytes(&arrays, needs);
+    bytes += heads * statistics_head_bytes(&arrays, needs, exact ? mean : statistics_room_for(mean));
+    if (settings->cache_positions && !first)
+        bytes += (size_t)heads * settings->sinks * shape->head_dim * sizeof(float);
+    return (bytes + page_bytes - 1) / page_bytes;
+}
+
+struct sequence_demand engine_demand(
+    const struct engine *engine, const struct policy_settings *settings, uint32_t prompt_tokens, uint32_t tokens) {
+    uint64_t heads = engine_heads(engine);
+    if (tokens < prompt_tokens)
+        tokens = prompt_tokens;
+    if (settings == NULL || settings->policy == NULL || policy_settings_keep_all(settings))
+        return (struct sequence_demand){heads * pages_for(prompt_tokens), heads * pages_for(tokens)};
+    struct sequence_demand demand;
+    uint64_t peak = demand_prompt_slots(settings, prompt_tokens);
+    demand.peak_pages = heads * pages_for(peak) + statistics_pages(engine, settings, true, heads * peak, true);
+    struct moment moment = {tokens, tokens > prompt_tokens ? settings->interval : 0, tokens};
+    if (settings->frozen_prompt)
+        moment = (struct moment){prompt_tokens, tokens - prompt_tokens, tokens};
+    struct holding holding = hold_all(engine, settings, &moment);
+    demand.pages = holding.pages;
+    if (!settings->frozen_prompt)
+        demand.pages += statistics_pages(engine, settings, holding.slots == heads * tokens, holding.slots, false);
+    return demand;
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The inside of engine.h: what its files (engine.c, sequence.c, prune.c, rotation.c, swap.c, demand.c) share.
+ */
+#ifndef ENGINE_ENGINE_INTERNAL_H
+#define ENGINE_ENGINE_INTERNAL_H
+
+#include "engine/engine.h"
+#include "engine/prune.h"
+#include "engine/statistics.h"
+#include "engine/transformer.h"
+
+struct engine {
+    const struct model *model;
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct transformer *transformer;
+    uint32_t batch_rows;
+    uint32_t context;      /* limit on a sequence, by the model or the options */
+    uint32_t tokens_max;   /* the same, by the page pool too */
+    uint32_t wanted_count; /* hidden rows of the last batch */
+    /* Host work space for one batch, batch_rows entries unless said otherwise. */
+    int32_t *tokens;
+    uint32_t *wanted;
+    struct kv_item *items;
+    struct kv_head_view *views;       /* [layers][items][kv_heads], grown as batches need it */
+    struct kv_statistics *statistics; /* the same */
+    struct query_moments *moments;    /* [layers][items] */
+    size_t views_capacity;
+    struct prune_space prune;
+};
+
+/* What a sequence keeps for its policy. */
+struct eviction {
+    struct policy_settings settings; /* policy NULL: none was chosen */
+    bool evicts;                     /* some token may have to go */
+    uint32_t prompt_tokens;
+    uint32_t handled;              /* length at the last prune that was due and is done */
+    bool chosen;                   /* for the prune that is being planned */
+    bool pruned;                   /* a prune took place that was over budget */
+    struct statistics *statistics; /* NULL: none are needed */
+    double *layer_preferences;     /* [layers] of the first prune, cake; else NULL */
+    float *gates;     /* [layers * kv_heads] of the first prune, rlkv and hybrid without a file; else NULL */
+    bool sinks_saved; /* sink_keys are in host memory */
+    float *sink_keys; /* device [layers * kv_heads][sinks][head_dim] unrotated, with cache_positions */
+};
+
+struct sequence {
+    struct engine *engine;
+    struct kv_sequence *kv;
+    int32_t *tokens; /* [length], capacity below */
+    uint32_t capacity;
+    struct eviction eviction;
+    void *swap; /* host memory; NULL: it is not swapped out */
+};
+
+static inline const struct backend_operations *engine_operations(const struct engine *engine) {
+    return engine->backend->operations;
+}
+
+static inline uint32_t engine_heads(const struct engine *engine) {
+    return engine->model->shape.layers * engine->model->shape.kv_heads;
+}
+
+/* sequence.c */
+
+/* Room for `count` more token ids. */
+int sequence_reserve_tokens(struct sequence *sequence, uint32_t count);
+/* Length at which the next prune is due, UINT32_MAX: none will be. */
+uint32_t sequence_next_prune(const struct sequence *sequence);
+/* Room for the statistics of `count` more tokens, charged to the pool. ERROR_PAGES, ERROR_MEMORY. */
+int sequence_reserve_statistics(struct sequence *sequence, uint32_t count, struct error *error);
+/* Bytes that the sequence holds in the device beside its pages; and charges the pool with them, which were more. */
+size_t sequence_device_bytes(const struct sequence *sequence);
+void sequence_charge_less(struct sequence *sequence);
+
+/* rotation.c: StreamingLLM's positions in the cache */
+
+/* Before a prune: keeps the keys of the sinks without rotation, if that was not done, and makes their pages the
+ * sequence's own. ERROR_PAGES, ERROR_MEMORY; then nothing that can be seen changed. */
+int sequence_prepare_sinks(struct sequence *sequence, struct error *error);
+/* After a prune: rotates the sinks' keys to their places in the cache. */
+void sequence_rotate_sinks(struct sequence *sequence);
+size_t sequence_sink_bytes(const struct sequence *sequence); /* of sink_keys, whether they are there or not */
+
+/* demand.c */
+
+/* Slots of a head, at most, while the prompt is computed: without a prune, and with prunes every so often. */
+uint32_t demand_prompt_slots(const struct policy_settings *settings, uint32_t prompt_tokens);
+
+#endif

@@ -1,0 +1,519 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * engine_prune: which sequences are due, what their slots are worth (one call of the backend for all), which stay
+ * (policy/select.h), and what follows from it for pages and statistics. Everything is planned in work space of the
+ * engine before the first sequence changes.
+ */
+#include "engine/prune.h"
+
+#include "engine/clock.h"
+#include "engine/engine_internal.h"
+#include "policy/budget.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One sequence at its prune. Heads are numbered layer * kv_heads + head. */
+struct prune_job {
+    struct sequence *sequence;
+    uint32_t seen, budget;
+    bool first; /* nothing was pruned before */
+    bool mark;  /* a head that loses one slot keeps it for the next token */
+    uint32_t rows_count;
+    size_t slots_count; /* of all heads */
+    uint32_t *slots;    /* [heads] */
+    uint32_t *budgets;  /* [heads] */
+    struct score_head *heads;
+    struct score_layer *layers; /* [layers] */
+    struct score_stage *stages;
+    struct select_row *rows; /* one a head, or one a layer where all heads of a layer hold the same */
+    uint32_t *keep;          /* rows' lists */
+    struct kv_removal *removals;
+    void *statistics_work;
+};
+
+/* ---- work space ---- */
+
+struct arena {
+    char *base; /* NULL: only counting */
+    size_t at;
+};
+
+static void *take(struct arena *arena, size_t count, size_t bytes) {
+    void *memory = arena->base != NULL ? arena->base + arena->at : NULL;
+    arena->at += (count * bytes + 63) / 64 * 64;
+    return memory;
+}
+
+void prune_space_free(struct engine *engine) {
+    struct prune_space *space = &engine->prune;
+    if (engine->backend != NULL)
+        engine_operations(engine)->release(engine->backend, space->scores);
+    select_scratch_free(&space->select);
+    free(space->memory);
+    free(space->identity);
+}
+
+static int grow_memory(struct prune_space *space, size_t bytes) {
+    if (bytes <= space->bytes)
+        return 0;
+    char *memory = malloc(bytes + bytes / 8);
+    if (memory == NULL)
+        return ERROR_MEMORY;
+    free(space->memory);
+    space->memory = memory;
+    space->bytes = bytes + bytes / 8;
+    return 0;
+}
+
+static int grow_identity(struct prune_space *space, uint32_t count) {
+    if (count <= space->identity_count)
+        return 0;
+    uint32_t *identity = realloc(space->identity, (size_t)count * sizeof *identity);
+    if (identity == NULL)
+        return ERROR_MEMORY;
+    space->identity = identity;
+    for (; space->identity_count < count; space->identity_count++)
+        identity[space->identity_count] = space->identity_count;
+    return 0;
+}
+
+static int grow_scores(struct engine *engine, size_t count) {
+    struct prune_space *space = &engine->prune;
+    if (count <= space->scores_capacity)
+        return 0;
+    engine_operations(engine)->release(engine->backend, space->scores);
+    space->scores = engine_operations(engine)->allocate(engine->backend, (count + count / 8) * sizeof(float));
+    space->scores_capacity = space->scores != NULL ? count + count / 8 : 0;
+    return space->scores != NULL ? 0 : ERROR_MEMORY;
+}
+
+/* ---- which are due ---- */
+
+static bool is_due(const struct sequence *sequence) {
+    return sequence->swap == NULL && sequence_next_prune(sequence) == sequence_length(sequence);
+}
+
+static bool is_over(const struct sequence *sequence, uint32_t budget) {
+    const struct model_shape *shape = &sequence->engine->model->shape;
+    for (uint32_t layer = 0; layer < shape->layers; layer++)
+        for (uint32_t head = 0; head < shape->kv_heads; head++)
+            if (kv_sequence_tokens(sequence->kv, layer, head) > budget)
+                return true;
+    return false;
+}
+
+/* The prune at this length is over, whether something went or not. */
+static void finish(struct sequence *sequence) {
+    struct eviction *eviction = &sequence->eviction;
+    eviction->handled = sequence_length(sequence);
+    if (sequence_next_prune(sequence) == UINT32_MAX) { /* decode: keep */
+        statistics_free(eviction->statistics);
+        eviction->statistics = NULL;
+        sequence_charge_less(sequence);
+    }
+}
+
+/* Chooses those that are due and over budget, and returns their number. Where nothing is to be evicted the prune is
+ * over at once. */
+static uint32_t choose(struct sequence *const *sequences, uint32_t count) {
+    uint32_t chosen = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct eviction *eviction = &sequences[i]->eviction;
+        bool due = is_due(sequences[i]);
+        eviction->chosen =
+            due && is_over(sequences[i], policy_budget(&eviction->settings, sequence_length(sequences[i])));
+        chosen += eviction->chosen;
+        if (due && !eviction->chosen)
+            finish(sequences[i]);
+    }
+    return chosen;
+}
+
+/* ---- the plan ---- */
+
+/* Cuts a job's work space; fills in what decides on its size. */
+static void lay_out(struct prune_job *job, struct sequence *sequence, struct arena *arena) {
+    const struct engine *engine = sequence->engine;
+    const struct model_shape *shape = &engine->model->shape;
+    const struct eviction *eviction = &sequence->eviction;
+    uint32_t heads = engine_heads(engine);
+    *job = (struct prune_job){.sequence = sequence, .seen = sequence_length(sequence), .first = !eviction->pruned};
+    job->budget = policy_budget(&eviction->settings, job->seen);
+    job->mark = job->seen > eviction->prompt_tokens && eviction->settings.interval == 1;
+    job->rows_count = eviction->settings.policy->shared ? shape->layers : heads;
+    for (uint32_t i = 0; i < heads; i++)
+        job->slots_count += kv_sequence_slots(sequence->kv, i / shape->kv_heads, i % shape->kv_heads);
+    job->slots = take(arena, heads, sizeof *job->slots);
+    job->budgets = take(arena, heads, sizeof *job->budgets);
+    job->heads = take(arena, heads, sizeof *job->heads);
+    job->stages = take(arena, SCORE_STAGES_MAX, sizeof *job->stages);
+    job->rows = take(arena, job->rows_count, sizeof *job->rows);
+    job->removals = take(arena, heads, sizeof *job->removals);
+    job->keep = take(arena, job->slots_count, sizeof *job->keep);
+    if (eviction->statistics != NULL)
+        job->statistics_work = take(arena, 1, statistics_prune_work(eviction->statistics, job->slots_count));
+}
+
+struct prune {
+    struct engine *engine;
+    struct prune_job *jobs;
+    uint32_t count;
+    struct score_layer *layers; /* [count * layers] of all jobs */
+    double *entropy, *variance; /* [layers] */
+    float *host_scores;         /* where the device's memory is not the host's */
+};
+
+static void lay_out_all(
+    struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen, struct arena *arena) {
+    uint32_t layers = prune->engine->model->shape.layers;
+    struct prune_job unused;
+    prune->count = 0;
+    prune->jobs = take(arena, chosen, sizeof *prune->jobs);
+    prune->layers = take(arena, (size_t)chosen * layers, sizeof *prune->layers);
+    prune->entropy = take(arena, layers, sizeof *prune->entropy);
+    prune->variance = take(arena, layers, sizeof *prune->variance);
+    size_t slots = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!sequences[i]->eviction.chosen)
+            continue;
+        struct prune_job *job = arena->base != NULL ? &prune->jobs[prune->count] : &unused;
+        lay_out(job, sequences[i], arena);
+        job->layers = arena->base != NULL ? prune->layers + (size_t)prune->count * layers : NULL;
+        slots += job->slots_count;
+        prune->count++;
+    }
+    if (!engine_operations(prune->engine)->host_memory)
+        prune->host_scores = take(arena, slots, sizeof *prune->host_scores);
+}
+
+static void fill_job(struct prune_job *job, float **scores) {
+    struct sequence *sequence = job->sequence;
+    const struct engine *engine = sequence->engine;
+    const struct model_shape *shape = &engine->model->shape;
+    const struct eviction *eviction = &sequence->eviction;
+    uint32_t stages_count = policy_stages(&eviction->settings, job->stages);
+    for (uint32_t layer = 0; layer < shape->layers; layer++) {
+        job->layers[layer] = (struct score_layer){
+            .heads = job->heads + (size_t)layer * shape->kv_heads,
+            .layer = layer,
+            .seen = job->seen,
+            .budget = job->budget,
+            .seed = eviction->settings.seed,
+            .stages = job->stages,
+            .stages_count = stages_count,
+            .window = eviction->settings.window,
+            .rope = &engine->prune.rope,
+            .output = &engine->model->layers[layer].attn_output,
+        };
+        if (eviction->statistics != NULL)
+            job->layers[layer].moments = eviction->statistics->moments[layer];
+    }
+    for (uint32_t i = 0; i < engine_heads(engine); i++) {
+        struct score_head *head = &job->heads[i];
+        *head = (struct score_head){
+            .view = kv_sequence_view(sequence->kv, i / shape->kv_heads, i % shape->kv_heads),
+            .scores = *scores,
+        };
+        if (eviction->statistics != NULL)
+            head->statistics = eviction->statistics->heads[i];
+        job->slots[i] = head->view.slots;
+        *scores += head->view.slots;
+    }
+}
+
+/* What each head protects: by B, or by its own budget where heads differ. */
+static void protect(struct prune_job *job) {
+    const struct policy_settings *settings = &job->sequence->eviction.settings;
+    uint32_t heads = engine_heads(job->sequence->engine), budget = job->budget, sinks, recent_from;
+    policy_protection(settings, job->seen, budget, &sinks, &recent_from);
+    for (uint32_t i = 0; i < heads; i++) {
+        uint32_t own = settings->policy->heads_differ ? job->budgets[i] : job->budget;
+        if (own != BUDGET_ALL && own != budget) {
+            budget = own;
+            policy_protection(settings, job->seen, budget, &sinks, &recent_from);
+        }
+        job->heads[i].sinks = sinks;
+        job->heads[i].recent_from = recent_from;
+    }
+}
+
+static const uint32_t *positions_of(const struct engine *engine, const struct sequence *sequence, uint32_t head) {
+    uint32_t kv_heads = engine->model->shape.kv_heads;
+    const uint32_t *positions = kv_sequence_slot_positions(sequence->kv, head / kv_heads, head % kv_heads);
+    return positions != NULL ? positions : engine->prune.identity;
+}
+
+/* cake: what the window prefers at the first prune. */
+static int prefer_layers(struct prune *prune, struct prune_job *job) {
+    struct engine *engine = prune->engine;
+    struct eviction *eviction = &job->sequence->eviction;
+    uint32_t layers = engine->model->shape.layers;
+    double *preferences = malloc(layers * sizeof *preferences);
+    if (preferences == NULL)
+        return ERROR_MEMORY;
+    engine_operations(engine)->window_preference(engine->backend, kv_cache_pool(engine->cache), job->layers, layers,
+        engine->model->shape.heads, prune->entropy, prune->variance);
+    for (uint32_t layer = 0; layer < layers; layer++)
+        preferences[layer] = pow(prune->entropy[layer], 1 / (double)eviction->settings.tau1) *
+                             pow(prune->variance[layer], 1 / (double)eviction->settings.tau2);
+    eviction->layer_preferences = preferences;
+    return 0;
+}
+
+/* rlkv, hybrid without a file: gates by where the prompt's attention went. */
+static int gate_heads(struct prune_job *job) {
+    struct engine *engine = job->sequence->engine;
+    struct eviction *eviction = &job->sequence->eviction;
+    uint32_t heads = engine_heads(engine), most = 0;
+    for (uint32_t i = 0; i < heads; i++)
+        most = job->slots[i] > most ? job->slots[i] : most;
+    float *gates = malloc(heads * sizeof *gates);
+    uint64_t *sums = malloc(most * sizeof *sums);
+    if (gates == NULL || sums == NULL) {
+        free(gates);
+        free(sums);
+        return ERROR_MEMORY;
+    }
+    for (uint32_t i = 0; i < heads; i++) {
+        engine_operations(engine)->download(
+            engine->backend, sums, eviction->statistics->heads[i].sum, job->slots[i] * sizeof *sums);
+        gates[i] = head_gate_from_attention(sums, positions_of(engine, job->sequence, i), job->slots[i], job->seen);
+    }
+    free(sums);
+    eviction->gates = gates;
+    return 0;
+}
+
+static int allocate_budgets(struct prune *prune, struct prune_job *job) {
+    struct eviction *eviction = &job->sequence->eviction;
+    const struct policy_settings *settings = &eviction->settings;
+    const struct model_shape *shape = &prune->engine->model->shape;
+    enum policy_allocation allocation = settings->policy->allocation;
+    if (allocation == ALLOCATE_CAKE && eviction->layer_preferences == NULL && prefer_layers(prune, job) != 0)
+        return ERROR_MEMORY;
+    if (allocation == ALLOCATE_GATES && settings->gates == NULL && eviction->gates == NULL && gate_heads(job) != 0)
+        return ERROR_MEMORY;
+    struct budget_input input = {
+        .settings = settings,
+        .layers = shape->layers,
+        .kv_heads = shape->kv_heads,
+        .seen = job->seen,
+        .layer_preferences = eviction->layer_preferences,
+        .gates = settings->gates != NULL ? settings->gates->values : eviction->gates,
+    };
+    budget_allocate(&input, job->budgets);
+    return 0;
+}
+
+/* Heads that keep everything show no slots: they are neither scored nor selected. */
+static void leave_out_full(struct prune_job *job) {
+    for (uint32_t i = 0; i < engine_heads(job->sequence->engine); i++)
+        if (job->budgets[i] == BUDGET_ALL)
+            job->heads[i].view.slots = 0;
+}
+
+/* Plans all jobs, scores excepted. */
+static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen) {
+    struct engine *engine = prune->engine;
+    struct prune_space *space = &engine->prune;
+    struct arena arena = {0};
+    uint32_t longest = 0;
+    size_t slots = 0;
+    lay_out_all(prune, sequences, count, chosen, &arena);
+    if (grow_memory(space, arena.at) != 0)
+        return ERROR_MEMORY;
+    arena = (struct arena){.base = space->memory};
+    lay_out_all(prune, sequences, count, chosen, &arena);
+    for (uint32_t i = 0; i < prune->count; i++) {
+        slots += prune->jobs[i].slots_count;
+        longest = prune->jobs[i].seen > longest ? prune->jobs[i].seen : longest;
+    }
+    if (grow_scores(engine, slots) != 0 || grow_identity(space, longest) != 0)
+        return ERROR_MEMORY;
+    space->rope = transformer_rope(engine->transformer);
+    float *scores = space->scores;
+    for (uint32_t i = 0; i < prune->count; i++) {
+        struct prune_job *job = &prune->jobs[i];
+        fill_job(job, &scores);
+        memset(job->budgets, 0xff, engine_heads(engine) * sizeof *job->budgets); /* protection by B until allocated */
+        protect(job);
+        if (allocate_budgets(prune, job) != 0)
+            return ERROR_MEMORY;
+        if (job->sequence->eviction.settings.policy->heads_differ) {
+            protect(job);
+            leave_out_full(job);
+        }
+    }
+    return 0;
+}
+
+/* ---- selection ---- */
+
+static const float *host_scores(const struct prune *prune, const float *scores) {
+    return prune->host_scores != NULL ? prune->host_scores + (scores - prune->engine->prune.scores) : scores;
+}
+
+static void fill_rows(const struct prune *prune, struct prune_job *job) {
+    uint32_t kv_heads = prune->engine->model->shape.kv_heads;
+    uint32_t *keep = job->keep;
+    for (uint32_t r = 0; r < job->rows_count; r++) {
+        uint32_t head = job->sequence->eviction.settings.policy->shared ? r * kv_heads : r;
+        job->rows[r] = (struct select_row){
+            .layer = head / kv_heads,
+            .head = head % kv_heads,
+            .slots = job->heads[head].view.slots,
+            .budget = job->budgets[head],
+            .scores = host_scores(prune, job->heads[head].scores),
+            .positions = positions_of(prune->engine, job->sequence, head),
+            .keep = keep,
+        };
+        keep += job->slots[head];
+    }
+}
+
+/* A layer whose heads are to hold the same slots does so: only explicit actions can have changed that. */
+static int check_shared(const struct prune *prune, const struct prune_job *job, struct error *error) {
+    uint32_t kv_heads = prune->engine->model->shape.kv_heads;
+    for (uint32_t i = 0; i < engine_heads(prune->engine); i++) {
+        uint32_t first = i - i % kv_heads;
+        const uint32_t *a = positions_of(prune->engine, job->sequence, first);
+        const uint32_t *b = positions_of(prune->engine, job->sequence, i);
+        if (job->slots[i] != job->slots[first] || (a != b && memcmp(a, b, job->slots[i] * sizeof *a) != 0))
+            return error_set(error, ERROR_INVALID, "the heads of layer %u do not hold the same slots", i / kv_heads);
+    }
+    return 0;
+}
+
+static int select_job(struct prune *prune, struct prune_job *job, struct error *error) {
+    const struct policy_settings *settings = &job->sequence->eviction.settings;
+    if (settings->policy->shared) {
+        int code = check_shared(prune, job, error);
+        if (code != 0)
+            return code;
+    }
+    fill_rows(prune, job);
+    return select_slots(
+        job->rows, job->rows_count, settings->scope, settings->floor, &prune->engine->prune.select, error);
+}
+
+/* ---- compaction ---- */
+
+/* What goes of a head whose row was selected. A slot that is empty goes too. */
+static struct kv_removal removal_of(const struct prune_job *job, const struct select_row *row) {
+    if (row->kept == row->slots)
+        return (struct kv_removal){.evict = KV_NO_SLOT};
+    if (!job->mark || row->kept + 1 < row->slots)
+        return (struct kv_removal){.keep = row->keep, .count = row->kept, .evict = KV_NO_SLOT};
+    uint32_t evict = 0, end = row->kept;
+    while (evict < end) { /* the lists agree up to the slot that is missing */
+        uint32_t middle = evict + (end - evict) / 2;
+        if (row->keep[middle] == middle)
+            evict = middle + 1;
+        else
+            end = middle;
+    }
+    if (row->positions[evict] == KV_NO_POSITION) /* was marked before, and still is */
+        return (struct kv_removal){.evict = KV_NO_SLOT};
+    return (struct kv_removal){.evict = evict};
+}
+
+/* Statistics follow their slots; what is not needed after the first prune goes. */
+static void follow(struct prune_job *job) {
+    struct eviction *eviction = &job->sequence->eviction;
+    uint32_t needs = policy_needs(&eviction->settings, false);
+    if (eviction->statistics == NULL)
+        return;
+    if (needs != 0) {
+        statistics_prune(eviction->statistics, job->removals, job->slots, needs, job->statistics_work);
+        return;
+    }
+    statistics_free(eviction->statistics);
+    eviction->statistics = NULL;
+}
+
+static int compact(struct prune_job *job, struct error *error) {
+    struct sequence *sequence = job->sequence;
+    struct eviction *eviction = &sequence->eviction;
+    uint32_t heads = engine_heads(sequence->engine), heads_a_row = heads / job->rows_count;
+    for (uint32_t i = 0; i < heads; i++)
+        job->removals[i] = removal_of(job, &job->rows[i / heads_a_row]);
+    int code = sequence_prepare_sinks(sequence, error);
+    if (code == 0)
+        code = kv_sequence_prune(sequence->kv, job->removals, error);
+    if (code != 0)
+        return code;
+    eviction->pruned = true;
+    follow(job);
+    sequence_rotate_sinks(sequence);
+    sequence_charge_less(sequence);
+    finish(sequence);
+    return 0;
+}
+
+static void count_time(struct engine *engine, enum engine_phase phase, double *start) {
+    double now = clock_seconds();
+    transformer_profile(engine->transformer)->seconds[phase] += now - *start;
+    *start = now;
+}
+
+/* Scores of all jobs, where the host can read them. */
+static int score(struct prune *prune, struct error *error) {
+    struct engine *engine = prune->engine;
+    const struct backend_operations *operations = engine_operations(engine);
+    const struct model_shape *shape = &engine->model->shape;
+    size_t slots = 0;
+    int code = operations->score(engine->backend, kv_cache_pool(engine->cache), prune->layers,
+        prune->count * shape->layers, shape->heads, error);
+    if (code != 0)
+        return code;
+    for (uint32_t i = 0; i < prune->count; i++)
+        slots += prune->jobs[i].slots_count;
+    if (prune->host_scores != NULL)
+        operations->download(engine->backend, prune->host_scores, engine->prune.scores, slots * sizeof(float));
+    operations->synchronize(engine->backend);
+    return 0;
+}
+
+int engine_prune(struct engine *engine, struct sequence *const *sequences, uint32_t count, struct error *error) {
+    struct prune prune = {.engine = engine};
+    double start = clock_seconds();
+    uint32_t chosen = choose(sequences, count);
+    if (chosen == 0)
+        return 0;
+    if (plan(&prune, sequences, count, chosen) != 0)
+        return error_set(error, ERROR_MEMORY, "no memory to prune %u sequences", chosen);
+    int first = score(&prune, error);
+    count_time(engine, PHASE_SCORE, &start);
+    if (first != 0)
+        return first;
+    for (uint32_t i = 0; i < prune.count; i++) {
+        struct error *report = first == 0 ? error : NULL; /* the first failure is told */
+        int code = select_job(&prune, &prune.jobs[i], report);
+        count_time(engine, PHASE_SELECT, &start);
+        if (code == 0)
+            code = compact(&prune.jobs[i], report);
+        count_time(engine, PHASE_COMPACT, &start);
+        first = first == 0 ? code : first;
+    }
+    return first;
+}
+
+int sequence_scores(struct sequence *sequence, float *out, struct error *error) {
+    struct engine *engine = sequence->engine;
+    struct prune prune = {.engine = engine};
+    if (!sequence->eviction.evicts || sequence->swap != NULL || sequence_length(sequence) == 0)
+        return error_set(error, ERROR_INVALID, "no policy scores this sequence");
+    sequence->eviction.chosen = true;
+    if (plan(&prune, &sequence, 1, 1) != 0)
+        return error_set(error, ERROR_MEMORY, "no memory to score a sequence");
+    int code = score(&prune, error);
+    const struct prune_job *job = prune.jobs;
+    for (uint32_t i = 0; i < engine_heads(engine) && code == 0; i++) {
+        const float *scores = host_scores(&prune, job->heads[i].scores);
+        for (uint32_t slot = 0; slot < job->slots[i]; slot++)
+            *out++ = job->heads[i].view.slots > 0 ? scores[slot] : INFINITY; /* it keeps everything */
+    }
+    return code;
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The life of sequences, and when their prunes are due.
+ */
+#include "engine/engine_internal.h"
+#include "policy/budget.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct sequence *sequence_create(struct engine *engine) {
+    struct sequence *sequence = calloc(1, sizeof *sequence);
+    if (sequence == NULL)
+        return NULL;
+    sequence->engine = engine;
+    sequence->kv = kv_sequence_create(engine->cache);
+    if (sequence->kv == NULL) {
+        free(sequence);
+        return NULL;
+    }
+    return sequence;
+}
+
+/* A copy of count numbers of `bytes` bytes in host memory; NULL stays NULL. */
+static int copy_host(void **to, const void *from, size_t count, size_t bytes) {
+    if (from == NULL)
+        return 0;
+    *to = malloc(count * bytes);
+    if (*to == NULL)
+        return ERROR_MEMORY;
+    memcpy(*to, from, count * bytes);
+    return 0;
+}
+
+static int fork_sinks(struct sequence *fork, const struct sequence *sequence) {
+    const float *keys = sequence->eviction.sink_keys;
+    struct backend *backend = fork->engine->backend;
+    if (keys == NULL)
+        return 0;
+    size_t bytes = sequence_sink_bytes(fork);
+    fork->eviction.sink_keys = backend->operations->allocate(backend, bytes);
+    if (fork->eviction.sink_keys == NULL)
+        return ERROR_MEMORY;
+    return statistics_copy_device(backend, fork->eviction.sink_keys, keys, bytes);
+}
+
+static int fork_eviction(struct sequence *fork, const struct sequence *sequence) {
+    const struct eviction *from = &sequence->eviction;
+    struct eviction *to = &fork->eviction;
+    if (from->settings.policy == NULL)
+        return 0;
+    policy_settings_copy(&to->settings, &from->settings);
+    to->evicts = from->evicts;
+    to->prompt_tokens = from->prompt_tokens;
+    to->handled = from->handled;
+    to->pruned = from->pruned;
+    if (kv_sequence_charge(fork->kv, kv_sequence_charged(sequence->kv), NULL) != 0)
+        return ERROR_PAGES;
+    const struct engine *engine = fork->engine;
+    if (copy_host((void **)&to->layer_preferences, from->layer_preferences, engine->model->shape.layers,
+            sizeof *to->layer_preferences) != 0 ||
+        copy_host((void **)&to->gates, from->gates, engine_heads(engine), sizeof *to->gates) != 0 ||
+        fork_sinks(fork, sequence) != 0)
+        return ERROR_MEMORY;
+    if (from->statistics != NULL) {
+        to->statistics = statistics_fork(from->statistics, NULL);
+        if (to->statistics == NULL)
+            return ERROR_MEMORY;
+    }
+    return 0;
+}
+
+struct sequence *sequence_fork(const struct sequence *sequence) {
+    struct sequence *fork = calloc(1, sizeof *fork);
+    if (fork == NULL)
+        return NULL;
+    uint32_t length = sequence_length(sequence);
+    fork->engine = sequence->engine;
+    fork->capacity = length + 1;
+    fork->tokens = malloc(fork->capacity * sizeof *fork->tokens);
+    fork->kv = kv_sequence_fork(sequence->kv);
+    if (fork->tokens == NULL || fork->kv == NULL || fork_eviction(fork, sequence) != 0) {
+        sequence_free(fork);
+        return NULL;
+    }
+    if (length > 0)
+        memcpy(fork->tokens, sequence->tokens, length * sizeof *fork->tokens);
+    return fork;
+}
+
+uint32_t sequence_fork_pages(const struct sequence *sequence) {
+    size_t page_bytes = kv_cache_pool(sequence->engine->cache)->page_bytes;
+    return (uint32_t)((kv_sequence_charged(sequence->kv) + page_bytes - 1) / page_bytes);
+}
+
+void sequence_free(struct sequence *sequence) {
+    if (sequence == NULL)
+        return;
+    struct eviction *eviction = &sequence->eviction;
+    if (sequence->kv != NULL)
+        kv_sequence_free(sequence->kv);
+    statistics_free(eviction->statistics);
+    engine_operations(sequence->engine)->release(sequence->engine->backend, eviction->sink_keys);
+    if (eviction->settings.policy != NULL)
+        policy_settings_release(&eviction->settings);
+    free(eviction->layer_preferences);
+    free(eviction->gates);
+    free(sequence->swap);
+    free(sequence->tokens);
+    free(sequence);
+}
+
+uint32_t sequence_length(const struct sequence *sequence) {
+    return kv_sequence_length(sequence->kv);
+}
+
+const int32_t *sequence_tokens(const struct sequence *sequence) {
+    return sequence->tokens;
+}
+
+struct kv_sequence *sequence_kv(struct sequence *sequence) {
+    return sequence->kv;
+}
+
+int sequence_reserve_tokens(struct sequence *sequence, uint32_t count) {
+    uint32_t needed = sequence_length(sequence) + count;
+    if (needed <= sequence->capacity)
+        return 0;
+    uint32_t capacity = needed + needed / 2 + KV_PAGE_SLOTS;
+    int32_t *tokens = realloc(sequence->tokens, capacity * sizeof *tokens);
+    if (tokens == NULL)
+        return ERROR_MEMORY;
+    sequence->tokens = tokens;
+    sequence->capacity = capacity;
+    return 0;
+}
+
+static int check_gates(const struct engine *engine, const struct policy_settings *settings, struct error *error) {
+    const struct model_shape *shape = &engine->model->shape;
+    const struct head_gates *gates = settings->gates;
+    if (gates != NULL && (gates->layers != shape->layers || gates->kv_heads != shape->kv_heads))
+        return error_set(error, ERROR_UNSUPPORTED,
+            "the gates are for %u layers of %u KV heads, this model has %u of %u", gates->layers, gates->kv_heads,
+            shape->layers, shape->kv_heads);
+    return 0;
+}
+
+static struct statistics *create_statistics(
+    const struct engine *engine, const struct policy_settings *settings, uint32_t needs, struct error *error) {
+    const struct model_shape *shape = &engine->model->shape;
+    struct statistics_shape arrays = {
+        .layers = shape->layers,
+        .kv_heads = shape->kv_heads,
+        .group = shape->heads / shape->kv_heads,
+        .head_dim = shape->head_dim,
+        .window = settings->window,
+        .history = settings->history,
+        .seed = settings->seed,
+    };
+    return statistics_create(engine->backend, &arrays, needs, error);
+}
+
+int sequence_set_policy(
+    struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error) {
+    struct eviction *eviction = &sequence->eviction;
+    if (sequence_length(sequence) > 0 || eviction->settings.policy != NULL)
+        return error_set(error, ERROR_INVALID, "a policy is chosen once, before a sequence's first token");
+    int code = policy_settings_check(settings, error);
+    if (code == 0)
+        code = check_gates(sequence->engine, settings, error);
+    if (code != 0)
+        return code;
+    uint32_t needs = policy_needs(settings, true);
+    if (needs != 0) {
+        eviction->statistics = create_statistics(sequence->engine, settings, needs, error);
+        if (eviction->statistics == NULL)
+            return ERROR_MEMORY;
+    }
+    policy_settings_copy(&eviction->settings, settings);
+    eviction->evicts = !policy_settings_keep_all(settings);
+    eviction->prompt_tokens = prompt_tokens;
+    return 0;
+}
+
+const struct policy_settings *sequence_policy(const struct sequence *sequence) {
+    return sequence->eviction.settings.policy != NULL ? &sequence->eviction.settings : NULL;
+}
+
+/* The first length after `from` at which a prune is due. */
+static uint32_t prune_after(const struct eviction *eviction, uint32_t from) {
+    const struct policy_settings *settings = &eviction->settings;
+    uint32_t prompt = eviction->prompt_tokens, every = settings->prefill_prune_every;
+    uint64_t next;
+    if (from < prompt) {
+        next = every > 0 ? ((uint64_t)from / every + 1) * every : prompt;
+        return next < prompt ? (uint32_t)next : prompt;
+    }
+    if (settings->frozen_prompt)
+        return UINT32_MAX;
+    next = from + (uint64_t)settings->interval - (from - prompt) % settings->interval;
+    return next < UINT32_MAX ? (uint32_t)next : UINT32_MAX;
+}
+
+uint32_t sequence_next_prune(const struct sequence *sequence) {
+    const struct eviction *eviction = &sequence->eviction;
+    return eviction->evicts ? prune_after(eviction, eviction->handled) : UINT32_MAX;
+}
+
+uint32_t sequence_room(const struct sequence *sequence) {
+    uint32_t next = sequence_next_prune(sequence), length = sequence_length(sequence);
+    if (next == UINT32_MAX)
+        return UINT32_MAX;
+    return next > length ? next - length : 0;
+}
+
+uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens, uint32_t count) {
+    const struct eviction *eviction = &sequence->eviction;
+    uint32_t next = sequence_next_prune(sequence), fresh = 1;
+    uint32_t end = next < count ? next : count;
+    if (eviction->evicts && policy_fresh_tokens(&eviction->settings) > fresh)
+        fresh = policy_fresh_tokens(&eviction->settings);
+    if (end <= fresh || sequence_reserve_tokens(sequence, count) != 0)
+        return 0;
+    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, end - fresh);
+    memcpy(sequence->tokens, tokens, reused * sizeof *tokens);
+    return reused;
+}
+
+/* Slots that a head gets room for at once. */
+static uint32_t statistics_hint(const struct sequence *sequence) {
+    const struct eviction *eviction = &sequence->eviction;
+    if (sequence_length(sequence) >= eviction->prompt_tokens)
+        return 0;
+    uint32_t slots = demand_prompt_slots(&eviction->settings, eviction->prompt_tokens);
+    return slots < sequence->engine->tokens_max ? slots : sequence->engine->tokens_max;
+}
+
+size_t sequence_device_bytes(const struct sequence *sequence) {
+    const struct eviction *eviction = &sequence->eviction;
+    size_t sinks = eviction->sink_keys != NULL || eviction->sinks_saved ? sequence_sink_bytes(sequence) : 0;
+    return sinks + (eviction->statistics != NULL ? eviction->statistics->bytes : 0);
+}
+
+void sequence_charge_less(struct sequence *sequence) {
+    kv_sequence_charge(sequence->kv, sequence_device_bytes(sequence), NULL);
+}
+
+int sequence_reserve_statistics(struct sequence *sequence, uint32_t count, struct error *error) {
+    struct statistics *statistics = sequence->eviction.statistics;
+    if (statistics == NULL)
+        return 0;
+    uint32_t hint = statistics_hint(sequence);
+    size_t more = statistics_reserve_bytes(statistics, sequence->kv, count, hint);
+    if (more == 0)
+        return 0;
+    int code = kv_sequence_charge(sequence->kv, kv_sequence_charged(sequence->kv) + more, error);
+    if (code == 0)
+        code = statistics_reserve(statistics, sequence->kv, count, hint, error);
+    sequence_charge_less(sequence);
+    return code;
+}
+
+uint32_t sequence_pages_needed(const struct sequence *sequence, uint32_t count) {
+    const struct statistics *statistics = sequence->eviction.statistics;
+    uint64_t pages = kv_sequence_pages_needed(sequence->kv, count);
+    if (statistics != NULL && count > 0) {
+        size_t page_bytes = kv_cache_pool(sequence->engine->cache)->page_bytes;
+        size_t more = statistics_reserve_bytes(statistics, sequence->kv, count, statistics_hint(sequence));
+        pages += (more + page_bytes - 1) / page_bytes;
+    }
+    return pages < UINT32_MAX ? (uint32_t)pages : UINT32_MAX;
+}
+
+size_t sequence_statistics_bytes(const struct sequence *sequence) {
+    return kv_sequence_charged(sequence->kv);
+}
+
+size_t engine_statistics_bytes(const struct engine *engine) {
+    return kv_cache_charged(engine->cache);
+}
+
+int sequence_keep(struct sequence *sequence, uint32_t layer, uint32_t head, const uint32_t *slots, uint32_t count,
+    struct error *error) {
+    const struct model_shape *shape = &sequence->engine->model->shape;
+    if (layer >= shape->layers || head >= shape->kv_heads)
+        return error_set(error, ERROR_INVALID, "no KV head %u in layer %u", head, layer);
+    uint32_t before = kv_sequence_slots(sequence->kv, layer, head);
+    int code = kv_sequence_keep(sequence->kv, layer, head, slots, count, error);
+    if (code == 0 && count < before && sequence->eviction.statistics != NULL)
+        statistics_keep(sequence->eviction.statistics, layer * shape->kv_heads + head, slots, count, before);
+    return code;
+}

@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/statistics.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64 };
+
+static const struct backend_operations *operations(const struct statistics *s) {
+    return s->backend->operations;
+}
+
+static uint32_t heads_count(const struct statistics *s) {
+    return s->shape.layers * s->shape.kv_heads;
+}
+
+static uint32_t whole_pages(uint32_t slots) {
+    uint32_t rest = slots % KV_PAGE_SLOTS;
+    return rest == 0 ? slots : slots + (KV_PAGE_SLOTS - rest);
+}
+
+uint32_t statistics_room_for(uint32_t slots) {
+    return whole_pages(slots + slots / 16 + KV_PAGE_SLOTS);
+}
+
+/* The next array of a head's allocation: NULL without `base` (only counting), or when it is not needed. */
+static void *place(char *base, size_t *at, bool needed, size_t bytes) {
+    if (!needed)
+        return NULL;
+    void *array = base != NULL ? base + *at : NULL;
+    *at += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return array;
+}
+
+/* Places the arrays of a head from base on; returns the bytes they take. */
+static size_t lay_out(
+    const struct statistics_shape *shape, uint32_t needs, uint32_t capacity, char *base, struct kv_statistics *out) {
+    size_t at = 0, slots = capacity, window = shape->window, rows = window * shape->group;
+    *out = (struct kv_statistics){
+        .needs = needs & ~(uint32_t)STATISTIC_MOMENTS,
+        .capacity = capacity,
+        .window = shape->window,
+        .history = shape->history,
+        .seed = shape->seed,
+    };
+    out->sum = place(base, &at, needs & STATISTIC_SUM, slots * sizeof *out->sum);
+    out->squared = place(base, &at, needs & STATISTIC_SQUARED, slots * sizeof *out->squared);
+    out->noisy = place(base, &at, needs & STATISTIC_NOISY, slots * sizeof *out->noisy);
+    out->above = place(base, &at, needs & STATISTIC_ABOVE, slots * STATISTIC_ABOVE_BITS / 8);
+    out->output_norm = place(base, &at, needs & STATISTIC_OUTPUT_NORM, slots * sizeof *out->output_norm);
+    out->entropy = place(base, &at, needs & STATISTIC_ENTROPY, slots * sizeof *out->entropy);
+    out->window_sum = place(base, &at, needs & STATISTIC_WINDOW, slots * sizeof *out->window_sum);
+    out->window_rows = place(base, &at, needs & STATISTIC_WINDOW, window * slots * sizeof *out->window_rows);
+    out->head_rows = place(base, &at, needs & STATISTIC_HEAD_WINDOW, rows * slots * sizeof *out->head_rows);
+    out->outputs = place(base, &at, needs & STATISTIC_OUTPUTS, rows * shape->head_dim * sizeof *out->outputs);
+    return at;
+}
+
+size_t statistics_head_bytes(const struct statistics_shape *shape, uint32_t needs, uint32_t slots) {
+    struct kv_statistics head;
+    return lay_out(shape, needs, whole_pages(slots), NULL, &head);
+}
+
+/* Of one layer: count, sum and outer, each from a multiple of ALIGNMENT on. */
+static size_t moments_layer_bytes(const struct statistics_shape *shape) {
+    size_t heads = (size_t)shape->kv_heads * shape->group, d = shape->head_dim, at = ALIGNMENT;
+    place(NULL, &at, true, heads * d * sizeof(double));
+    place(NULL, &at, true, heads * d * d * sizeof(double));
+    return at;
+}
+
+size_t statistics_moments_bytes(const struct statistics_shape *shape, uint32_t needs) {
+    return needs & STATISTIC_MOMENTS ? shape->layers * moments_layer_bytes(shape) : 0;
+}
+
+static size_t moments_missing(const struct statistics *s) {
+    return s->moments[0].count == NULL ? statistics_moments_bytes(&s->shape, s->needs) : 0;
+}
+
+static int moments_create(struct statistics *s) {
+    size_t bytes = moments_missing(s), layer_bytes = moments_layer_bytes(&s->shape);
+    if (bytes == 0)
+        return 0;
+    char *base = operations(s)->allocate(s->backend, bytes);
+    if (base == NULL)
+        return ERROR_MEMORY;
+    size_t sums = (size_t)s->shape.kv_heads * s->shape.group * s->shape.head_dim * sizeof(double);
+    for (uint32_t layer = 0; layer < s->shape.layers; layer++) {
+        char *at = base + layer * layer_bytes;
+        size_t offset = ALIGNMENT;
+        s->moments[layer].count = (uint32_t *)at;
+        s->moments[layer].sum = place(at, &offset, true, sums);
+        s->moments[layer].outer = (double *)(at + offset);
+    }
+    s->bytes += bytes;
+    return 0;
+}
+
+/* The moments' one allocation begins with layer 0. */
+static void moments_release(struct statistics *s) {
+    if (s->moments[0].count == NULL)
+        return;
+    operations(s)->release(s->backend, s->moments[0].count);
+    memset(s->moments, 0, s->shape.layers * sizeof *s->moments);
+    s->bytes -= statistics_moments_bytes(&s->shape, STATISTIC_MOMENTS);
+}
+
+struct statistics *statistics_create(
+    struct backend *backend, const struct statistics_shape *shape, uint32_t needs, struct error *error) {
+    size_t heads = (size_t)shape->layers * shape->kv_heads;
+    struct statistics *s = calloc(1, sizeof *s + heads * sizeof s->heads[0]);
+    if (s != NULL) {
+        s->moments = calloc(shape->layers, sizeof *s->moments);
+        s->memory = calloc(heads, sizeof *s->memory);
+    }
+    if (s == NULL || s->moments == NULL || s->memory == NULL) {
+        if (s != NULL) {
+            free(s->moments);
+            free(s->memory);
+            free(s);
+        }
+        error_set(error, ERROR_MEMORY, "no memory for the statistics of a sequence");
+        return NULL;
+    }
+    s->backend = backend;
+    s->shape = *shape;
+    s->needs = needs;
+    for (size_t i = 0; i < heads; i++)
+        lay_out(shape, needs, 0, NULL, &s->heads[i]);
+    return s;
+}
+
+void statistics_free(struct statistics *s) {
+    if (s == NULL)
+        return;
+    for (uint32_t i = 0; i < heads_count(s); i++)
+        operations(s)->release(s->backend, s->memory[i]);
+    moments_release(s);
+    free(s->moments);
+    free(s->memory);
+    free(s);
+}
+
+/* Arrays of a head that hold nothing yet. */
+static int create_arrays(
+    const struct statistics *s, uint32_t needs, uint32_t capacity, struct kv_statistics *head, void **memory) {
+    size_t bytes = lay_out(&s->shape, needs, capacity, NULL, head);
+    *memory = NULL;
+    if (bytes == 0)
+        return 0;
+    *memory = operations(s)->allocate(s->backend, bytes);
+    if (*memory == NULL)
+        return ERROR_MEMORY;
+    lay_out(&s->shape, needs, capacity, *memory, head);
+    return 0;
+}
+
+static size_t arrays_bytes(const struct statistics *s, const struct kv_statistics *head) {
+    struct kv_statistics unused;
+    return lay_out(&s->shape, head->needs, head->capacity, NULL, &unused);
+}
+
+/* Puts new arrays in the place of a head's. */
+static void replace_arrays(struct statistics *s, uint32_t head, const struct kv_statistics *arrays, void *memory) {
+    s->bytes += arrays_bytes(s, arrays) - arrays_bytes(s, &s->heads[head]);
+    operations(s)->release(s->backend, s->memory[head]);
+    s->heads[head] = *arrays;
+    s->memory[head] = memory;
+}
+
+int statistics_copy_device(struct backend *backend, void *to, const void *from, size_t bytes) {
+    if (backend->operations->host_memory) {
+        backend->operations->upload(backend, to, from, bytes);
+        return 0;
+    }
+    void *host = malloc(bytes);
+    if (host == NULL)
+        return ERROR_MEMORY;
+    backend->operations->download(backend, host, from, bytes);
+    backend->operations->upload(backend, to, host, bytes);
+    free(host);
+    return 0;
+}
+
+static int fork_head(struct statistics *fork, const struct statistics *from, uint32_t head) {
+    struct kv_statistics arrays;
+    void *memory;
+    if (create_arrays(from, from->heads[head].needs, from->heads[head].capacity, &arrays, &memory) != 0)
+        return ERROR_MEMORY;
+    replace_arrays(fork, head, &arrays, memory);
+    return 0;
+}
+
+struct statistics *statistics_fork(const struct statistics *from, struct error *error) {
+    struct statistics *fork = statistics_create(from->backend, &from->shape, from->needs, error);
+    uint32_t heads = heads_count(from);
+    struct statistics_move *moves = calloc(heads, sizeof *moves);
+    size_t moments = from->moments[0].count != NULL ? statistics_moments_bytes(&from->shape, from->needs) : 0;
+    if (fork == NULL || moves == NULL || (from->moments[0].count != NULL && moments_create(fork) != 0))
+        goto failed;
+    for (uint32_t i = 0; i < heads; i++) {
+        if (fork_head(fork, from, i) != 0)
+            goto failed;
+        moves[i] =
+            (struct statistics_move){.from = &from->heads[i], .to = &fork->heads[i], .count = from->heads[i].capacity};
+    }
+    if (moments > 0 &&
+        statistics_copy_device(from->backend, fork->moments[0].count, from->moments[0].count, moments) != 0)
+        goto failed;
+    operations(from)->move_statistics(from->backend, moves, heads, from->shape.group, from->shape.head_dim);
+    free(moves);
+    return fork;
+
+failed:
+    error_set(error, ERROR_MEMORY, "no memory to copy the statistics of a sequence");
+    free(moves);
+    statistics_free(fork);
+    return NULL;
+}
+
+/* Room that a head needs for `count` slots more, 0 when it has enough. */
+static uint32_t room_missing(
+    const struct statistics *s, const struct kv_sequence *kv, uint32_t head, uint32_t count, uint32_t hint) {
+    uint32_t layer = head / s->shape.kv_heads;
+    uint32_t needed = kv_sequence_slots(kv, layer, head % s->shape.kv_heads) + count;
+    if (needed <= s->heads[head].capacity)
+        return 0;
+    return needed <= hint ? whole_pages(hint) : statistics_room_for(needed);
+}
+
+size_t statistics_reserve_bytes(
+    const struct statistics *s, const struct kv_sequence *kv, uint32_t count, uint32_t hint) {
+    size_t bytes = moments_missing(s);
+    struct kv_statistics unused;
+    for (uint32_t i = 0; i < heads_count(s); i++) {
+        uint32_t room = room_missing(s, kv, i, count, hint);
+        if (room > 0)
+            bytes += lay_out(&s->shape, s->needs, room, NULL, &unused) - arrays_bytes(s, &s->heads[i]);
+    }
+    return bytes;
+}
+
+int statistics_reserve(
+    struct statistics *s, const struct kv_sequence *kv, uint32_t count, uint32_t hint, struct error *error) {
+    if (moments_create(s) != 0)
+        return error_set(error, ERROR_MEMORY, "no memory for the moments of queries");
+    for (uint32_t i = 0; i < heads_count(s); i++) {
+        uint32_t room = room_missing(s, kv, i, count, hint);
+        if (room == 0)
+            continue;
+        struct kv_statistics arrays;
+        void *memory;
+        if (create_arrays(s, s->needs, room, &arrays, &memory) != 0)
+            return error_set(error, ERROR_MEMORY, "no memory for the statistics of %u slots", room);
+        struct statistics_move move = {.from = &s->heads[i], .to = &arrays, .count = s->heads[i].capacity};
+        if (move.count > 0)
+            operations(s)->move_statistics(s->backend, &move, 1, s->shape.group, s->shape.head_dim);
+        replace_arrays(s, i, &arrays, memory);
+    }
+    return 0;
+}
+
+/* Work space of a prune. */
+struct prune_work {
+    struct statistics_move *moves;
+    struct kv_statistics *arrays; /* [heads] those that replace a head's */
+    void **memory;                /* [heads] of them; NULL: the head's own stay */
+    uint32_t *slots;              /* lists of moves */
+};
+
+size_t statistics_prune_work(const struct statistics *s, size_t slots) {
+    struct prune_work *work;
+    return heads_count(s) * (sizeof *work->moves + sizeof *work->arrays + sizeof *work->memory) +
+           2 * slots * sizeof *work->slots;
+}
+
+static uint32_t slots_left(const struct kv_removal *removal, uint32_t slots_before) {
+    return removal->keep != NULL ? removal->count : slots_before;
+}
+
+/* Smaller arrays for a head that can do with them. false: it keeps its own. */
+static bool replacement(const struct statistics *s, const struct kv_statistics *head, uint32_t slots, uint32_t needs,
+    struct kv_statistics *arrays, void **memory) {
+    uint32_t room = statistics_room_for(slots);
+    *memory = NULL;
+    if (head->capacity < 2 * room && (needs | STATISTIC_MOMENTS) == (head->needs | STATISTIC_MOMENTS))
+        return false;
+    if (room > head->capacity)
+        room = head->capacity;
+    return create_arrays(s, needs, room, arrays, memory) == 0 && *memory != NULL;
+}
+
+/* Lists every slot that stays, to fill other arrays: place i gets slot from[i], as kv_removal_moves has it. */
+static void list_all(const struct kv_removal *removal, uint32_t *from, uint32_t *to) {
+    uint32_t stay = 0, moved = 0;
+    while (moved < removal->count && removal->keep[moved] < removal->count)
+        moved++;
+    uint32_t staying = moved;
+    for (uint32_t place = 0; place < removal->count; place++) {
+        to[place] = place;
+        from[place] = stay < staying && removal->keep[stay] == place ? removal->keep[stay++] : removal->keep[moved++];
+    }
+}
+
+/* The move of one head; returns how many entries of work->slots it took. */
+static uint32_t plan_head(struct statistics *s, uint32_t i, const struct kv_removal *removal, uint32_t slots_before,
+    struct prune_work *work, struct statistics_move *move) {
+    bool replaced = work->memory[i] != NULL;
+    *move = (struct statistics_move){.from = &s->heads[i], .to = replaced ? &work->arrays[i] : &s->heads[i]};
+    uint32_t *from = work->slots, *to = from + removal->count;
+    if (removal->keep == NULL) {
+        move->count = replaced ? slots_before : 0;
+        if (removal->evict != KV_NO_SLOT) {
+            move->clear_first = removal->evict;
+            move->clear_end = removal->evict + 1;
+        }
+        return 0;
+    }
+    move->from_slots = from;
+    move->to_slots = to;
+    if (replaced) {
+        list_all(removal, from, to);
+        move->count = removal->count;
+        return 2 * removal->count;
+    }
+    move->count = kv_removal_moves(removal->keep, removal->count, from, to);
+    move->clear_first = removal->count;
+    move->clear_end = slots_before;
+    return 2 * removal->count;
+}
+
+/* Nothing is recorded by slot any more. */
+static void drop_arrays(struct statistics *s) {
+    struct kv_statistics none;
+    lay_out(&s->shape, 0, 0, NULL, &none);
+    for (uint32_t i = 0; i < heads_count(s); i++)
+        replace_arrays(s, i, &none, NULL);
+}
+
+void statistics_prune(struct statistics *s, const struct kv_removal *removals, const uint32_t *slots_before,
+    uint32_t needs, void *space) {
+    uint32_t heads = heads_count(s), count = 0;
+    struct prune_work work = {.moves = space};
+    s->needs = needs;
+    if (!(needs & STATISTIC_MOMENTS))
+        moments_release(s);
+    if (!(needs & ~(uint32_t)STATISTIC_MOMENTS)) {
+        drop_arrays(s);
+        return;
+    }
+    work.arrays = (struct kv_statistics *)(work.moves + heads);
+    work.memory = (void **)(work.arrays + heads);
+    work.slots = (uint32_t *)(work.memory + heads);
+    for (uint32_t i = 0; i < heads; i++) {
+        uint32_t slots = slots_left(&removals[i], slots_before[i]);
+        bool replaced = replacement(s, &s->heads[i], slots, needs, &work.arrays[i], &work.memory[i]);
+        if (!replaced && removals[i].keep == NULL && removals[i].evict == KV_NO_SLOT)
+            continue;
+        work.slots += plan_head(s, i, &removals[i], slots_before[i], &work, &work.moves[count]);
+        count++;
+    }
+    if (count > 0)
+        operations(s)->move_statistics(s->backend, work.moves, count, s->shape.group, s->shape.head_dim);
+    for (uint32_t i = 0; i < heads; i++)
+        if (work.memory[i] != NULL)
+            replace_arrays(s, i, &work.arrays[i], work.memory[i]);
+}
+
+void statistics_keep(
+    struct statistics *s, uint32_t head, const uint32_t *slots, uint32_t count, uint32_t slots_before) {
+    /* In runs: places ascend by one along with the slots of each. */
+    uint32_t from[KV_PAGE_SLOTS], to[KV_PAGE_SLOTS];
+    for (uint32_t done = 0; done <= count; done += KV_PAGE_SLOTS) {
+        struct statistics_move move = {
+            .from = &s->heads[head], .to = &s->heads[head], .from_slots = from, .to_slots = to};
+        for (; move.count < KV_PAGE_SLOTS && done + move.count < count; move.count++) {
+            from[move.count] = slots[done + move.count];
+            to[move.count] = done + move.count;
+        }
+        if (done + KV_PAGE_SLOTS > count) {
+            move.clear_first = count;
+            move.clear_end = slots_before;
+        }
+        operations(s)->move_statistics(s->backend, &move, 1, s->shape.group, s->shape.head_dim);
+    }
+}
+
+void statistics_save(struct statistics *s, void *host) {
+    char *to = host;
+    for (uint32_t i = 0; i < heads_count(s); i++) {
+        if (s->memory[i] == NULL)
+            continue;
+        size_t bytes = arrays_bytes(s, &s->heads[i]);
+        operations(s)->download(s->backend, to, s->memory[i], bytes);
+        operations(s)->release(s->backend, s->memory[i]);
+        s->memory[i] = NULL;
+        to += bytes;
+    }
+    size_t bytes = statistics_moments_bytes(&s->shape, s->needs), held = s->bytes;
+    s->moments_saved = s->moments[0].count != NULL;
+    if (s->moments_saved)
+        operations(s)->download(s->backend, to, s->moments[0].count, bytes);
+    moments_release(s);
+    s->bytes = held;
+}
+
+int statistics_restore(struct statistics *s, const void *host, struct error *error) {
+    const char *from = host;
+    size_t held = s->bytes;
+    if (s->moments_saved && moments_create(s) != 0)
+        goto failed;
+    s->bytes = held;
+    for (uint32_t i = 0; i < heads_count(s); i++) {
+        struct kv_statistics *head = &s->heads[i];
+        if (create_arrays(s, head->needs, head->capacity, head, &s->memory[i]) != 0)
+            goto failed;
+        size_t bytes = arrays_bytes(s, head);
+        if (bytes > 0)
+            operations(s)->upload(s->backend, s->memory[i], from, bytes);
+        from += bytes;
+    }
+    if (s->moments_saved)
+        operations(s)->upload(s->backend, s->moments[0].count, from, statistics_moments_bytes(&s->shape, s->needs));
+    return 0;
+
+failed:
+    for (uint32_t i = 0; i < heads_count(s); i++) {
+        operations(s)->release(s->backend, s->memory[i]);
+        s->memory[i] = NULL;
+    }
+    moments_release(s);
+    s->bytes = held;
+    return error_set(error, ERROR_MEMORY, "no memory for %zu bytes of statistics", held);
+}

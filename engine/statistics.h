@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What attention records of one sequence for its policy: the arrays of struct kv_statistics for each (layer, KV head),
+ * and the moments of queries of each layer. Private to the sequence, in device memory. Knows no policy: it is told what
+ * is needed, and when slots come, move and go.
+ *
+ * A head's arrays have room for `capacity` slots, in one allocation; columns of slots that hold no token are zero.
+ */
+#ifndef ENGINE_STATISTICS_H
+#define ENGINE_STATISTICS_H
+
+#include "engine/backend.h"
+#include "engine/kv_cache.h"
+
+struct statistics_shape {
+    uint32_t layers, kv_heads, group, head_dim;
+    uint32_t window, history;
+    uint64_t seed;
+};
+
+struct statistics {
+    struct backend *backend;
+    struct statistics_shape shape;
+    uint32_t needs;                /* mask of enum statistic */
+    bool moments_saved;            /* between save and restore */
+    size_t bytes;                  /* device memory held, or saved */
+    struct query_moments *moments; /* [layers]; sum NULL when not needed */
+    void **memory;                 /* [layers * kv_heads] of each head's arrays; NULL while it has none */
+    struct kv_statistics heads[];  /* [layers * kv_heads] */
+};
+
+/* Without any arrays yet. */
+struct statistics *statistics_create(
+    struct backend *backend, const struct statistics_shape *shape, uint32_t needs, struct error *error);
+struct statistics *statistics_fork(const struct statistics *from, struct error *error); /* a copy of everything */
+void statistics_free(struct statistics *statistics);                                    /* NULL allowed */
+
+/* Bytes of a head's arrays with room for `slots` slots, and of the moments of all layers. */
+size_t statistics_head_bytes(const struct statistics_shape *shape, uint32_t needs, uint32_t slots);
+size_t statistics_moments_bytes(const struct statistics_shape *shape, uint32_t needs);
+
+/* Slots that a head gets room for when it needs room for `slots` and will soon have some more. */
+uint32_t statistics_room_for(uint32_t slots);
+
+/* Gives every head room for its slots in kv and `count` more; a head that lacks it gets room for at least `hint`.
+ * statistics_reserve_bytes: what that adds to bytes. On ERROR_MEMORY some heads may have more room, nothing else
+ * changed. */
+size_t statistics_reserve_bytes(
+    const struct statistics *statistics, const struct kv_sequence *kv, uint32_t count, uint32_t hint);
+int statistics_reserve(
+    struct statistics *statistics, const struct kv_sequence *kv, uint32_t count, uint32_t hint, struct error *error);
+
+/* Follows kv_sequence_prune of these removals: kv is as it was afterwards, slots_before [heads] as they were. needs:
+ * what is needed from now on, a part of what was. Arrays with much more room than is left in use, or arrays that are no
+ * longer needed, are given back; where there is no memory for smaller ones they stay. Cannot fail. `work`: room for
+ * statistics_prune_work() bytes. */
+size_t statistics_prune_work(const struct statistics *statistics, size_t slots); /* of all heads, before */
+void statistics_prune(struct statistics *statistics, const struct kv_removal *removals, const uint32_t *slots_before,
+    uint32_t needs, void *work);
+
+/* A head's listed slots stay, in their order, as kv_sequence_keep does. */
+void statistics_keep(
+    struct statistics *statistics, uint32_t head, const uint32_t *slots, uint32_t count, uint32_t slots_before);
+
+/* Copies everything to host memory [bytes] and gives the device's back; and the other way. Between the two only free
+ * and bytes. ERROR_MEMORY: it stays out. */
+void statistics_save(struct statistics *statistics, void *host);
+int statistics_restore(struct statistics *statistics, const void *host, struct error *error);
+
+/* Copies between two allocations of a device. ERROR_MEMORY. */
+int statistics_copy_device(struct backend *backend, void *to, const void *from, size_t bytes);
+
+#endif
