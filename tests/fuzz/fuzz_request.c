@@ -2,6 +2,9 @@
  *
  * Request bodies: whatever the bytes, the parsers of /v1/completions and /v1/chat/completions either fill a request
  * that the scheduler may take, or refuse it with a fault whose text is valid UTF-8.
+ *
+ * An input is a body, or, when it begins with CACHE_MARK, four bytes for each field of the kv_cache object of a body:
+ * its name, the kind of its value, and the value.
  */
 #include "tests/fuzz/fuzz.h"
 
@@ -12,6 +15,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { CACHE_MARK = 'K', FIELD_BYTES = 4 };
 
 static void expect(bool condition) {
     if (!condition)
@@ -33,17 +38,19 @@ static void check_request(const struct request *request, const struct parse_cont
     struct error error;
     const struct policy_settings *policy = &request->kv_policy;
     expect(policy->policy != NULL && policy->ratio > 0 && policy->ratio <= 1 && policy->interval >= 1);
+    char text[200];
+    policy_settings_describe(policy, text, sizeof text);
+    expect(policy_budget(policy, 1) >= 1 && policy_budget(policy, 16384) >= 1);
     expect(policy->gates == NULL && policy_settings_check(policy, &error) == 0);
     expect(request->stops_count <= STOPS_MAX && request->logprobs >= -1 && request->logprobs <= SAMPLE_TOP_MAX);
     for (uint32_t i = 0; i < request->stops_count; i++)
         expect(request->stops[i][0] != '\0' && utf8_valid(request->stops[i], strlen(request->stops[i])));
 }
 
-static void try_parser(plan_parse parse, const uint8_t *data, size_t bytes, const struct parse_context *context) {
-    struct fault fault = {0};
+/* body: NULL when there is a fault already. */
+static void try_body(plan_parse parse, const json_t *body, struct fault fault, const struct parse_context *context) {
     struct plan plan = {0};
     struct buffer reply = {0};
-    json_t *body = fields_parse((const char *)data, bytes, &fault);
     if (body != NULL && parse(body, context, &plan, &fault) == 0) {
         check_request(plan.request, context);
     } else {
@@ -56,6 +63,54 @@ static void try_parser(plan_parse parse, const uint8_t *data, size_t bytes, cons
         buffer_free(&reply);
     }
     plan_free(&plan);
+}
+
+static void try_parser(plan_parse parse, const uint8_t *data, size_t bytes, const struct parse_context *context) {
+    struct fault fault = {0};
+    json_t *body = fields_parse((const char *)data, bytes, &fault);
+    try_body(parse, body, fault, context);
+    json_decref(body);
+}
+
+static json_t *cache_value(const uint8_t field[static FIELD_BYTES]) {
+    static const char *const words[] = {
+        "head", "layer", "model", "slide", "keep", "original", "cache", "auto", "h2o", "knorm", "16", "0.5", "", "1e9"};
+    int number = (int16_t)(field[2] << 8 | field[3]);
+    switch (field[1] % 8) {
+    case 0:
+        return json_integer(field[2]);
+    case 1:
+        return json_real(number / 256.0);
+    case 2:
+        return json_real(number / 65536.0);
+    case 3:
+        return json_string(words[field[2] % (sizeof words / sizeof words[0])]);
+    case 4:
+        return json_integer(number * (INT64_C(1) << 48) + number);
+    case 5:
+        return json_real(number * 1e300);
+    case 6:
+        return json_stringn((const char *)field + 2, 2); /* NULL: not UTF-8 */
+    default:
+        return number % 3 == 0 ? json_null() : number % 3 == 1 ? json_true() : json_array();
+    }
+}
+
+static void try_cache(const uint8_t *data, size_t bytes, const struct parse_context *context) {
+    json_t *cache = json_object();
+    for (; bytes >= FIELD_BYTES; data += FIELD_BYTES, bytes -= FIELD_BYTES) {
+        unsigned name = data[0] % (policy_options_count() + 2);
+        json_t *value = cache_value(data);
+        if (name == policy_options_count())
+            json_object_set_new(cache, "policy", json_string(policy_at(data[2] % policy_count())->name));
+        else if (value != NULL)
+            json_object_set_new_nocheck(
+                cache, name < policy_options_count() ? policy_option_name(name) : "unheard", json_incref(value));
+        json_decref(value);
+    }
+    json_t *body = json_pack("{s:s, s:o}", "prompt", "a", "kv_cache", cache);
+    expect(body != NULL);
+    try_body(completions_parse, body, (struct fault){0}, context);
     json_decref(body);
 }
 
@@ -74,6 +129,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         .tokens_max = 300,
         .model_id = "fake",
         .kv_policy = &kv_policy};
+    if (bytes > 0 && data[0] == CACHE_MARK)
+        try_cache(data + 1, bytes - 1, &context);
     try_parser(completions_parse, data, bytes, &context);
     try_parser(chat_parse, data, bytes, &context);
     return 0;
@@ -94,6 +151,9 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "\"prefill_prune_every\":512,\"gates\":\"x\"}}",
         "{\"messages\":[{\"role\":\"user\",\"content\":\"h\"}],\"kv_cache\":{\"policy\":\"streaming\","
         "\"positions\":\"cache\",\"sinks\":2.0,\"tokens\":1e2}}",
+        /* snapkv, ratio 0.25, window 16, kernel 5, decode keep, scope layer; streaming, tokens 64, positions, sinks */
+        "K\x1dx\x07x\x1f\x02@\x01\x0c\x08\x10x\x0d\x08\x05x\x19\x03\x04x\x07\x03\x01x",
+        "K\x1dx\x02x\x01\x08@x\x1a\x03\x06x\x09\x08\x02x",
         "{\"unknown\":[[[[{}]]]],\"prompt\":\"<|im_start|>\"}",
     };
     if (index >= sizeof seeds / sizeof seeds[0])
