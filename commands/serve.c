@@ -9,6 +9,7 @@
 #include "server/server.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 struct serve {
     const struct config *config;
@@ -21,8 +22,17 @@ struct serve {
     struct error chat_error;
 };
 
+/* The server's own policy. */
 static int serve_read_policy(struct serve *serve, struct error *error) {
-    return config_policies(serve->config, &serve->policies, &serve->policies_count, error);
+    const struct config *config = serve->config;
+    int code = config_policies(config, &serve->policies, &serve->policies_count, error);
+    if (code != 0)
+        return code;
+    bool budget = config->kv_tokens > 0 || (config->kv_ratio.count > 0 && strtod(config->kv_ratio.items[0], NULL) < 1);
+    if (budget && policy_settings_keep_all(&serve->policies[0]))
+        log_event(LOG_WARNING, NULL, "kv-ratio and kv-tokens have no effect", "kv_policy",
+            LOG_STRING(serve->policies[0].policy->name), NULL);
+    return 0;
 }
 
 /* server_load: runs on its own thread while the server answers /health already. */
