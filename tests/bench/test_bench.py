@@ -20,7 +20,8 @@ KV_BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head width, keys a
 SMALL = ("--prefill", "40", "--decode", "4", "--batch", "1,3", "--depth", "0,256", "--pairs", "3")
 RUN_KEYS = {"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second", "step_ms", "phases", "bytes_per_step",
             "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"}
-PHASES = {"embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample"}
+PHASES = {"embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample", "score",
+          "select", "compact"}
 TIMEOUT_S = 300
 
 
