@@ -219,7 +219,7 @@ def test_gates_choose_the_heads_that_keep_everything():
             full = max((f for f in range(n + 1) if f * seen + (n - f) * min(80, seen) <= n * budget), default=0)
         else:
             policy = f"hybrid,ratio={ratio}"
-            full = math.floor(min(0.2, min(max(ratio, budget / seen), 1) / 2) * n + 1e-6)
+            full = math.floor(min(0.2, min(max(ratio, budget / seen), 1) / 2) * n + 1e-9)
             rest = (n * budget - full * seen) // (n - full)
         keep = set(by_gate(gates)[:full])
         requests.append({"op": "allocate", "policy": policy, "layers": layers, "kv_heads": heads, "seen": seen,
