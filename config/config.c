@@ -31,7 +31,10 @@ struct command_line {
 };
 
 static const char *command_name(unsigned command) {
-    return command == CONFIG_SERVE ? "serve" : command == CONFIG_BENCH ? "bench" : "inspect";
+    return command == CONFIG_SERVE   ? "serve"
+           : command == CONFIG_BENCH ? "bench"
+           : command == CONFIG_EVAL  ? "eval"
+                                     : "inspect";
 }
 
 static int set_defaults(struct config *config, struct error *error) {

@@ -72,6 +72,16 @@ struct config {
     uint32_t pairs;
     bool profile;
     bool json;
+    /* eval */
+    char *task;
+    char *data;                /* empty: none */
+    char *shots;               /* empty: the head of data */
+    struct string_list length; /* whole numbers; "0": by task */
+    uint32_t limit;            /* 0: all */
+    uint32_t seed;
+    bool query_aware;
+    uint32_t continuation;
+    char *csv, *svg, *resume; /* empty: none */
     /* inspect */
     char *file; /* positional */
     /* every command */
@@ -80,7 +90,7 @@ struct config {
     bool print_config; /* print the annotated example with the values in force, then exit */
 };
 
-enum config_command { CONFIG_SERVE = 1, CONFIG_BENCH = 2, CONFIG_INSPECT = 4, CONFIG_EVERY_COMMAND = 7 };
+enum config_command { CONFIG_SERVE = 1, CONFIG_BENCH = 2, CONFIG_INSPECT = 4, CONFIG_EVAL = 8, CONFIG_EVERY_COMMAND = 15 };
 
 /* Only the defaults. ERROR_MEMORY. To be freed in any case. */
 int config_set_defaults(struct config *config, struct error *error);

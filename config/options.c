@@ -6,8 +6,9 @@
 #define SERVE CONFIG_SERVE
 #define BENCH CONFIG_BENCH
 #define INSPECT CONFIG_INSPECT
-#define ENGINE (CONFIG_SERVE | CONFIG_BENCH)
-#define EVERY (CONFIG_SERVE | CONFIG_BENCH | CONFIG_INSPECT)
+#define EVAL CONFIG_EVAL
+#define ENGINE (CONFIG_SERVE | CONFIG_BENCH | CONFIG_EVAL)
+#define EVERY CONFIG_EVERY_COMMAND
 #define FIELD(name) .offset = offsetof(struct config, name)
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -16,6 +17,7 @@
 static const char section_model[] = "Model and engine";
 static const char section_server[] = "Server";
 static const char section_bench[] = "Benchmark";
+static const char section_eval[] = "Evaluation";
 static const char section_general[] = "General";
 
 /* clang-format off */
@@ -103,9 +105,35 @@ const struct option option_table[] = {
     {"profile", OPTION_BOOL, BENCH, 0, FIELD(profile), .default_value = "false", .section = section_bench,
         .help = "also time the phases of a step"},
 
+    {"task", OPTION_STRING, EVAL, OPTION_REQUIRED, FIELD(task), .argument = "T", .section = section_eval,
+        .help = "what is asked: kl; generated: needle, multi-needle, kv-retrieval, variable-tracking, arithmetic; from "
+                "--data: gsm8k, bbh, qa, longbench, jsonl, kv"},
+    {"data", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(data), .default_value = "", .argument = "FILE",
+        .section = section_eval,
+        .help = "file of the task; kl: a text, of which the second half is used (empty: generated prose)"},
+    {"shots", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(shots), .default_value = "", .argument = "FILE",
+        .section = section_eval, .help = "file of the examples before each question; empty: the head of --data"},
+    {"length", OPTION_COUNTS, EVAL, 0, FIELD(length), .maximum = 16 * 1024 * 1024, .default_value = "0",
+        .argument = "N,...", .section = section_eval,
+        .help = "tokens of context and question; 0: 1024, and for files as many as fit (longer items are skipped)"},
+    {"limit", OPTION_COUNT, EVAL, 0, FIELD(limit), .maximum = 1024 * 1024, .default_value = "20",
+        .argument = "N", .section = section_eval, .help = "items of each length; 0: all of a file, 100 of other tasks"},
+    {"seed", OPTION_COUNT, EVAL, 0, FIELD(seed), .maximum = UINT32_MAX, .default_value = "1", .argument = "N",
+        .section = section_eval, .help = "which items, and all other random choices"},
+    {"query-aware", OPTION_BOOL, EVAL, 0, FIELD(query_aware), .default_value = "false", .section = section_eval,
+        .help = "the question is part of the prompt and seen before the prune, instead of after it"},
+    {"continuation", OPTION_COUNT, EVAL, 0, FIELD(continuation), .minimum = 1, .maximum = 65536,
+        .default_value = "64", .argument = "N", .section = section_eval, .help = "kl: steps compared after a prompt"},
+    {"csv", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(csv), .default_value = "", .argument = "FILE",
+        .section = section_eval, .help = "write the rows as CSV; empty: nowhere"},
+    {"svg", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(svg), .default_value = "", .argument = "DIR",
+        .section = section_eval, .help = "write plots, and pages of what was kept; empty: nowhere"},
+    {"resume", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(resume), .default_value = "", .argument = "FILE",
+        .section = section_eval, .help = "keep finished items in this file, and take up those it has; empty: none"},
+
     {"file", OPTION_STRING, INSPECT, OPTION_REQUIRED | OPTION_ONLY_COMMAND_LINE | OPTION_POSITIONAL, FIELD(file),
         .argument = "FILE", .section = section_general, .help = "model file to describe"},
-    {"json", OPTION_BOOL, BENCH | INSPECT, OPTION_ONLY_COMMAND_LINE, FIELD(json), .default_value = "false",
+    {"json", OPTION_BOOL, BENCH | INSPECT | EVAL, OPTION_ONLY_COMMAND_LINE, FIELD(json), .default_value = "false",
         .section = section_general, .help = "print one JSON document on standard output"},
     {"log-level", OPTION_CHOICE, EVERY, 0, FIELD(log_level), .choices = "debug|info|warning|error",
         .default_value = "info", .argument = "LEVEL", .section = section_general, .help = "least level that is logged"},

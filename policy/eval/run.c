@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "policy/eval/run_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/clock.h"
+
+/* ---- the run ---- */
+
+static int collect_ends(struct eval_run *run, struct error *error) {
+    const struct tokenizer *tokenizer = run->options.tokenizer;
+    uint32_t vocabulary = tokenizer_vocabulary(tokenizer);
+    for (uint32_t pass = 0; pass < 2; pass++) {
+        run->ends_count = 0;
+        for (uint32_t token = 0; token < vocabulary; token++) {
+            if (!tokenizer_is_end(tokenizer, (int32_t)token))
+                continue;
+            if (pass == 1)
+                run->ends[run->ends_count] = (int32_t)token;
+            run->ends_count++;
+        }
+        if (pass == 0 && (run->ends = calloc(run->ends_count + 1, sizeof *run->ends)) == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory for %u end tokens", run->ends_count);
+    }
+    return 0;
+}
+
+static int allocate_steps(struct eval_run *run, struct error *error) {
+    size_t lanes = run->options.setup->variants_count + 1, most = BRANCHES * lanes;
+    run->lanes = calloc(lanes, sizeof *run->lanes);
+    run->items = calloc(most, sizeof *run->items);
+    run->sequences = calloc(most, sizeof *run->sequences);
+    run->active = calloc(most, sizeof *run->active);
+    run->owners = calloc(most, sizeof *run->owners);
+    run->rows = calloc(most, sizeof *run->rows);
+    run->teacher_rows = calloc(most, sizeof *run->teacher_rows);
+    run->params = calloc(most, sizeof *run->params);
+    run->samples = calloc(most, sizeof *run->samples);
+    run->kl = calloc(most, sizeof *run->kl);
+    if (run->lanes == NULL || run->items == NULL || run->sequences == NULL || run->active == NULL ||
+        run->owners == NULL || run->rows == NULL || run->teacher_rows == NULL || run->params == NULL ||
+        run->samples == NULL || run->kl == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for steps of %zu sequences", most);
+    return 0;
+}
+
+struct eval_run *eval_run_create(const struct eval_run_options *options, struct error *error) {
+    struct eval_run *run = calloc(1, sizeof *run);
+    if (run == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for an evaluation");
+        return NULL;
+    }
+    const struct model_shape *shape = &engine_model(options->engine)->shape;
+    run->options = *options;
+    run->heads = shape->layers * shape->kv_heads;
+    if (collect_ends(run, error) != 0 || allocate_steps(run, error) != 0) {
+        eval_run_free(run);
+        return NULL;
+    }
+    return run;
+}
+
+void eval_run_free(struct eval_run *run) {
+    if (run == NULL)
+        return;
+    free(run->ends);
+    free(run->lanes);
+    free(run->items);
+    free(run->sequences);
+    free(run->active);
+    free(run->owners);
+    free(run->rows);
+    free(run->teacher_rows);
+    free(run->params);
+    free(run->samples);
+    free(run->kl);
+    free(run);
+}
+
+/* ---- lanes ---- */
+
+static void lane_clear(struct lane *lane) {
+    for (int b = 0; b < BRANCHES; b++) {
+        branch_close(&lane->branches[b]);
+        free(lane->branches[b].output);
+        text_stream_free(lane->branches[b].stream);
+    }
+    sequence_free(lane->sequence);
+    free(lane->kept);
+    memset(lane, 0, sizeof *lane);
+}
+
+static void clear_wave(struct eval_run *run) {
+    for (uint32_t i = 0; i < run->lanes_count; i++)
+        lane_clear(&run->lanes[i]);
+    run->lanes_count = 0;
+}
+
+/* Every item has random numbers of its own. */
+static int choose_policy(struct eval_run *run, struct lane *lane, struct error *error) {
+    if (lane->variant == 0)
+        return 0;
+    struct policy_settings settings = run->options.setup->variants[lane->variant].settings; /* gates are borrowed */
+    settings.seed += run->work->index;
+    return sequence_set_policy(lane->sequence, &settings, (uint32_t)run->work->question->prompt.count, error);
+}
+
+/* row: of the prompt's last token, when no question follows. */
+static int prefill(struct eval_run *run, struct lane *lane, uint32_t *row, struct error *error) {
+    struct engine *engine = run->options.engine;
+    const struct eval_question *question = run->work->question;
+    uint32_t count = (uint32_t)question->prompt.count;
+    uint32_t done = sequence_reuse_prefix(lane->sequence, question->prompt.ids, count);
+    double start = clock_seconds();
+    while (done < count) {
+        uint32_t rows = count - done, room = sequence_room(lane->sequence);
+        rows = rows > engine_batch_rows(engine) ? engine_batch_rows(engine) : rows;
+        rows = rows > room ? room : rows;
+        bool last = done + rows == count && question->asked.count == 0;
+        struct batch_item item = {.sequence = lane->sequence,
+            .tokens = question->prompt.ids + done,
+            .count = rows,
+            .want = last ? WANT_LAST : WANT_NONE};
+        int code = engine_forward(engine, &item, 1, error);
+        if (code == 0)
+            code = engine_prune(engine, &lane->sequence, 1, error);
+        if (code != 0)
+            return code;
+        *row = item.first_row;
+        done += rows;
+        lane->tokens += rows;
+    }
+    lane->seconds = clock_seconds() - start;
+    return 0;
+}
+
+/* Part of the heads of each layer that keep the token: counts [layers][tokens]. NULL: no memory. */
+static uint16_t *count_kept(struct eval_run *run, struct sequence *sequence, uint32_t tokens) {
+    const struct model_shape *shape = &engine_model(run->options.engine)->shape;
+    struct kv_sequence *kv = sequence_kv(sequence);
+    uint16_t *counts = calloc((size_t)shape->layers * tokens, sizeof *counts);
+    uint32_t *positions = calloc(tokens, sizeof *positions);
+    for (uint32_t head = 0; counts != NULL && positions != NULL && head < run->heads; head++) {
+        uint32_t layer = head / shape->kv_heads;
+        uint32_t slots = kv_sequence_slots(kv, layer, head % shape->kv_heads);
+        kv_sequence_positions(kv, layer, head % shape->kv_heads, positions);
+        for (uint32_t i = 0; i < slots; i++)
+            if (positions[i] < tokens)
+                counts[(size_t)layer * tokens + positions[i]]++;
+    }
+    if (positions == NULL) {
+        free(counts);
+        counts = NULL;
+    }
+    free(positions);
+    return counts;
+}
+
+static void fill_map(const uint16_t *counts, uint32_t layers, uint32_t kv_heads, uint32_t tokens, char *map) {
+    for (uint32_t layer = 0; layer < layers; layer++) {
+        for (uint32_t bin = 0; bin < KEPT_BINS; bin++) {
+            uint32_t first = (uint32_t)((uint64_t)tokens * bin / KEPT_BINS);
+            uint32_t end = (uint32_t)((uint64_t)tokens * (bin + 1) / KEPT_BINS);
+            double sum = 0;
+            for (uint32_t i = first; i < end; i++)
+                sum += counts[(size_t)layer * tokens + i];
+            double part = end > first ? sum / ((double)kv_heads * (end - first)) : 0;
+            map[layer * KEPT_BINS + bin] = (char)('0' + (int)(63 * part + 0.5));
+        }
+    }
+}
+
+static void fill_shares(const uint16_t *counts, uint32_t layers, uint32_t heads, uint32_t tokens, uint8_t *shares) {
+    for (uint32_t i = 0; i < tokens; i++) {
+        uint32_t sum = 0;
+        for (uint32_t layer = 0; layer < layers; layer++)
+            sum += counts[(size_t)layer * tokens + i];
+        shares[i] = (uint8_t)((255 * sum + heads / 2) / heads);
+    }
+}
+
+static int record_kept(struct eval_run *run, struct lane *lane, struct error *error) {
+    const struct model_shape *shape = &engine_model(run->options.engine)->shape;
+    uint32_t tokens = sequence_length(lane->sequence);
+    uint8_t **shares = run->work->kept != NULL ? &run->work->kept[lane->variant] : NULL;
+    uint16_t *counts = count_kept(run, lane->sequence, tokens);
+    lane->kept = calloc((size_t)shape->layers * KEPT_BINS + 1, 1);
+    if (shares != NULL && *shares == NULL)
+        *shares = calloc(tokens, 1);
+    int code = 0;
+    if (counts == NULL || lane->kept == NULL || (shares != NULL && *shares == NULL)) {
+        code = error_set(error, ERROR_MEMORY, "no memory for the positions kept of %u tokens", tokens);
+    } else {
+        fill_map(counts, shape->layers, shape->kv_heads, tokens, lane->kept);
+        if (shares != NULL)
+            fill_shares(counts, shape->layers, run->heads, tokens, *shares);
+    }
+    free(counts);
+    return code;
+}
+
+/* The prompt of one variant, pruned; its branches when no question follows. */
+static int add_lane(struct eval_run *run, uint32_t variant, struct error *error) {
+    struct lane *lane = &run->lanes[run->lanes_count++];
+    uint32_t row = 0;
+    lane->variant = variant;
+    lane->sequence = sequence_create(run->options.engine);
+    if (lane->sequence == NULL)
+        return error_set(error, ERROR_PAGES, "no memory for a sequence");
+    int code = choose_policy(run, lane, error);
+    if (code == 0)
+        code = prefill(run, lane, &row, error);
+    if (code == 0)
+        code = record_kept(run, lane, error);
+    if (code == 0 && variant == 0) { /* held, so that the others find its prefix */
+        run->teacher = sequence_fork(lane->sequence);
+        if (run->teacher == NULL)
+            code = error_set(error, ERROR_PAGES, "no memory for a fork of a sequence");
+    }
+    if (code == 0 && run->work->question->asked.count == 0)
+        code = open_branches(run, lane, row, error);
+    return code;
+}
+
+/* `full` once more, for what further waves are compared with. */
+static int add_teacher(struct eval_run *run, struct error *error) {
+    struct lane *lane = &run->lanes[run->lanes_count++];
+    lane->silent = true;
+    lane->sequence = sequence_fork(run->teacher);
+    if (lane->sequence == NULL)
+        return error_set(error, ERROR_PAGES, "no memory for a fork of a sequence");
+    return open_branches(run, lane, 0, error);
+}
+
+/* ---- waves ---- */
+
+/* Pages that a lane will take beyond what it holds: both branches grow, and a pruned fork copies the pages in which it
+ * evicts. An estimate: what it misses is found when pages run out. */
+static uint64_t lane_growth(const struct eval_run *run, struct lane *lane) {
+    const struct eval_work *work = run->work;
+    struct sequence *sequence = lane->sequence != NULL ? lane->sequence : lane->branches[0].sequence;
+    uint32_t steps = work->item != NULL ? work->item->max_tokens : (uint32_t)work->question->text.count;
+    steps += (uint32_t)work->question->asked.count;
+    uint64_t growth = (uint64_t)run->heads * (steps / KV_PAGE_SLOTS + 2) * BRANCHES;
+    if (lane->variant == 0 || sequence == NULL)
+        return growth;
+    size_t page = kv_cache_pool(engine_kv_cache(run->options.engine))->page_bytes;
+    return growth + kv_sequence_pages_held(sequence_kv(sequence)) + 2 * sequence_statistics_bytes(sequence) / page;
+}
+
+static bool has_room(const struct eval_run *run) {
+    uint64_t growth = 0;
+    for (uint32_t i = 0; i < run->lanes_count; i++)
+        growth += lane_growth(run, &run->lanes[i]);
+    return growth <= kv_cache_pages_free(engine_kv_cache(run->options.engine));
+}
+
+static void remove_last_lane(struct eval_run *run) {
+    lane_clear(&run->lanes[--run->lanes_count]);
+}
+
+/* Fills the wave with variants of order [*next, count), as many as fit and at most `limit`; *next moves on. */
+static int fill_wave(
+    struct eval_run *run, const uint32_t *order, uint32_t count, uint32_t limit, uint32_t *next, struct error *error) {
+    uint32_t begin = *next;
+    if (*next > 0 && run->work->item == NULL) {
+        int code = add_teacher(run, error);
+        if (code != 0)
+            return code;
+    }
+    while (*next < count && *next - begin < limit) {
+        int code = add_lane(run, order[*next], error);
+        if (code == 0 && has_room(run)) {
+            ++*next;
+            continue;
+        }
+        if (code == 0 && *next == begin) { /* alone: tried, whatever the estimate says */
+            ++*next;
+            return 0;
+        }
+        if (*next == begin || (code != 0 && code != ERROR_PAGES))
+            return code;
+        remove_last_lane(run);
+        return 0;
+    }
+    return 0;
+}
+
+static double mean(double sum, uint32_t count) {
+    return count > 0 ? sum / count : 0;
+}
+
+static void fill_common(
+    const struct eval_run *run, const struct lane *lane, uint32_t part, struct eval_result *result) {
+    *result = (struct eval_result){.length = run->work->length,
+        .item = run->work->index,
+        .part = part,
+        .variant = lane->variant,
+        .digest = run->work->question->digest,
+        .tokens_kept = lane->tokens_kept,
+        .tokens_seen = lane->tokens_seen,
+        .bytes = lane->bytes,
+        .bytes_full = lane->bytes_full,
+        .tokens = lane->tokens,
+        .seconds = lane->seconds};
+}
+
+static void take_map(struct lane *lane, struct eval_result *result) {
+    result->kept = lane->kept;
+    lane->kept = NULL;
+}
+
+static int emit_kl(struct eval_run *run, struct lane *lane, struct error *error) {
+    int code = 0;
+    for (uint32_t part = 0; part < BRANCHES && code == 0; part++) {
+        const struct branch *branch = &lane->branches[part];
+        struct eval_result result;
+        fill_common(run, lane, part, &result);
+        strcpy(result.group, branch->kind == BRANCH_TEXT ? "text" : "own");
+        result.steps = branch->steps;
+        result.kl = mean(branch->kl, branch->steps);
+        result.top1 = mean(branch->same, branch->steps);
+        result.loss = mean(branch->loss, branch->steps);
+        result.loss_full = mean(run->full_loss[part], branch->steps);
+        if (part == 0)
+            take_map(lane, &result);
+        code = run->options.emit(run->options.context, &result, error);
+    }
+    return code;
+}
+
+static void score_answer(const struct eval_run *run, const struct branch *answer, struct eval_result *result) {
+    const struct eval_item *item = run->work->item;
+    result->has_score = item->metric != METRIC_NONE;
+    if (!result->has_score)
+        return;
+    result->score = eval_score(item, result->output);
+    result->kind =
+        eval_classify(result->score, answer->output, answer->generated, item->max_tokens, run->full_generated);
+    result->chance = item->classes_count > 0 ? 1.0 / item->classes_count : 0;
+}
+
+static int emit_answer(struct eval_run *run, struct lane *lane, struct error *error) {
+    const struct eval_item *item = run->work->item;
+    const struct branch *answer = &lane->branches[0], *gold = &lane->branches[1];
+    struct eval_result result;
+    size_t bytes;
+    fill_common(run, lane, 0, &result);
+    if (text_stream_finish(answer->stream) != 0)
+        return error_set(error, ERROR_MEMORY, "no memory for an answer");
+    const char *text = text_stream_take(answer->stream, &bytes);
+    result.output = strndup(text, bytes);
+    if (result.output == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for an answer");
+    take_map(lane, &result);
+    snprintf(result.group, sizeof result.group, "%s", item->group != NULL ? item->group : "");
+    snprintf(result.gold, sizeof result.gold, "%s", item->answers_count > 0 ? item->answers[0] : "");
+    result.output_tokens = answer->generated;
+    result.max_tokens = item->max_tokens;
+    result.has_gold = run->work->question->gold.count > 0;
+    result.gold_tokens = (uint32_t)run->work->question->gold.count;
+    result.gold_logprob = -gold->loss;
+    score_answer(run, answer, &result);
+    return run->options.emit(run->options.context, &result, error);
+}
+
+static int emit_wave(struct eval_run *run, struct error *error) {
+    int code = 0;
+    for (uint32_t i = 0; i < run->lanes_count && code == 0; i++) {
+        struct lane *lane = &run->lanes[i];
+        if (lane->variant == 0 && !lane->silent) {
+            run->full_generated = lane->branches[0].generated;
+            for (int b = 0; b < BRANCHES; b++)
+                run->full_loss[b] = lane->branches[b].loss;
+        }
+        if (!lane->silent && run->work->wanted[lane->variant])
+            code = run->work->item == NULL ? emit_kl(run, lane, error) : emit_answer(run, lane, error);
+    }
+    return code;
+}
+
+/* Names the item and says what helps. */
+static int name_item(const struct eval_run *run, int code, struct error *error) {
+    struct error cause = *error;
+    if (code == 0)
+        return 0;
+    return error_set(error, code, "item %u, length %u: %.380s%s", run->work->index,
+        run->options.setup->lengths[run->work->length], cause.message,
+        code == ERROR_PAGES || code == ERROR_CONTEXT ? " (--kv-memory sets the pages, --context the limit)" : "");
+}
+
+static int run_waves(struct eval_run *run, const uint32_t *order, uint32_t count, struct error *error) {
+    uint32_t limit = engine_batch_rows(run->options.engine) / BRANCHES, next = 0;
+    int code = 0;
+    limit = limit > 2 ? limit - 1 : 1;
+    while (next < count && code == 0) {
+        uint32_t begin = next;
+        code = fill_wave(run, order, count, limit, &next, error);
+        uint32_t lanes = next - begin;
+        if (code == 0)
+            code = run_wave(run, error);
+        if (code == 0)
+            code = emit_wave(run, error);
+        if (code == ERROR_PAGES && lanes > 1) { /* the estimate was too low: again with fewer */
+            limit = lanes / 2;
+            next = begin;
+            code = 0;
+        }
+        clear_wave(run);
+        if (next == 0) {
+            sequence_free(run->teacher);
+            run->teacher = NULL;
+        }
+    }
+    return code;
+}
+
+int eval_run_question(struct eval_run *run, const struct eval_work *work, struct error *error) {
+    uint32_t variants = run->options.setup->variants_count, count = 1;
+    uint32_t *order = calloc(variants, sizeof *order); /* [0] is full */
+    if (order == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for %u policies", variants);
+    for (uint32_t v = 1; v < variants; v++)
+        if (work->wanted[v])
+            order[count++] = v;
+    run->work = work;
+    int code = name_item(run, run_waves(run, order, count, error), error);
+    clear_wave(run);
+    sequence_free(run->teacher);
+    run->teacher = NULL;
+    free(order);
+    return code;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What run.c (prompts, waves, results) and run_decode.c (steps) share.
+ *
+ * A lane is one variant of the question; a wave is the lanes that are in the pool at the same time. A branch is a fork
+ * of a lane after the question.
+ */
+#ifndef POLICY_EVAL_RUN_INTERNAL_H
+#define POLICY_EVAL_RUN_INTERNAL_H
+
+#include "engine/text_stream.h"
+#include "policy/eval/run.h"
+
+enum { BRANCHES = 2 };
+
+enum branch_kind {
+    BRANCH_TEXT, /* kl: fed the text */
+    BRANCH_OWN,  /* kl: fed the full model's continuation */
+    BRANCH_ANSWER,
+    BRANCH_GOLD,
+};
+
+struct branch {
+    enum branch_kind kind;
+    struct sequence *sequence; /* NULL: the branch is not taken, or was finished */
+    int32_t next;              /* token to feed */
+    uint32_t steps;            /* tokens fed */
+    double loss, kl;           /* sums */
+    uint32_t same;
+    bool loss_is_undefined;
+    uint32_t generated;
+    int32_t *output; /* [generated], capacity max_tokens */
+    struct text_stream *stream;
+};
+
+struct lane {
+    uint32_t variant;
+    bool silent;               /* a teacher that was measured before */
+    struct sequence *sequence; /* until it is forked */
+    uint32_t asked;            /* tokens of the question fed */
+    struct branch branches[BRANCHES];
+    double seconds;
+    uint32_t tokens;
+    char *kept;
+    double tokens_kept, bytes, bytes_full; /* of the first branch, at its end */
+    uint32_t tokens_seen;
+};
+
+struct eval_run {
+    struct eval_run_options options;
+    int32_t *ends; /* tokens that end a text */
+    uint32_t ends_count;
+    uint32_t heads; /* layers * KV heads */
+    /* The question at work. */
+    const struct eval_work *work;
+    struct sequence *teacher; /* `full` after the prompt */
+    int32_t own_first;        /* its choice there */
+    struct lane *lanes;       /* [variants + 1] of the wave */
+    uint32_t lanes_count;
+    /* Of `full`, for the others. */
+    double full_loss[BRANCHES];
+    uint32_t full_generated;
+    /* Work space of a step, [2 * (variants + 1)]. */
+    struct batch_item *items;
+    struct sequence **sequences;
+    struct branch **active;
+    struct lane **owners;
+    uint32_t *rows, *teacher_rows;
+    struct sample_params *params;
+    struct sample_result *samples;
+    float *kl;
+};
+
+/* Feeds the question to the lanes of the wave, forks them, and feeds or generates to the end. */
+int run_wave(struct eval_run *run, struct error *error);
+/* What the logits after prompt and question say (row: the lane's), and the branches. */
+int open_branches(struct eval_run *run, struct lane *lane, uint32_t row, struct error *error);
+void measure_memory(struct eval_run *run, struct lane *lane, struct sequence *sequence);
+void branch_close(struct branch *branch);
+
+#endif
