@@ -14,9 +14,13 @@ static uint32_t max_u32(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
+/* The number that a float option was written as: a float 0.7 is a little less. */
+static double decimal(float value) {
+    return nearbyint((double)value * 1e6) / 1e6;
+}
+
 uint32_t budget_part(float part, uint32_t whole) {
-    double exact = nearbyint((double)part * 1e6) / 1e6;
-    return (uint32_t)fmin(floor(fmax(exact, 0) * whole + 1e-9), whole);
+    return (uint32_t)fmin(floor(fmax(decimal(part), 0) * whole + 1e-9), whole);
 }
 
 /* ---- shares ---- */
@@ -173,7 +177,7 @@ static void allocate_cake(const struct budget_input *input, uint32_t budget, uin
 static uint32_t count_full_rlkv(const struct budget_input *input, uint32_t budget, uint32_t heads) {
     const struct policy_settings *settings = input->settings;
     if (!isnan(settings->sparsity))
-        return heads - min_u32(heads, (uint32_t)floor((double)settings->sparsity * heads + 0.5));
+        return heads - min_u32(heads, (uint32_t)floor(decimal(settings->sparsity) * heads + 0.5));
     uint64_t small = (uint64_t)settings->sinks + settings->recent_tokens;
     if (small >= input->seen)
         return budget >= input->seen ? heads : 0;
@@ -189,7 +193,7 @@ static uint32_t count_full_hybrid(const struct budget_input *input, uint32_t bud
     double part = (double)budget / max_u32(input->seen, 1);
     if (settings->tokens == 0)
         part = fmax(settings->ratio, part); /* floor(r L) / L would waver about r */
-    return budget_part((float)fmin(settings->full_heads, fmin(part, 1) / 2), heads);
+    return (uint32_t)floor(fmin(decimal(settings->full_heads), fmin(part, 1) / 2) * heads + 1e-9);
 }
 
 /* Total unchanged: what the full heads leave, shared equally. */

@@ -66,7 +66,7 @@ static const struct option options[] = {
     {"history", OPTION_HISTORY, KIND_COUNT, FIELD(history), 1, STATISTIC_ABOVE_BITS, false, {0},
         "last queries that are counted"},
     {"beta", OPTION_BETA, KIND_NUMBER, FIELD(beta), 1, 1e6, false, {0},
-        "the last layer gets this part, 1/beta, of the mean budget"},
+        "the last layer gets 1/beta of the mean budget beyond the window"},
     {"gamma", OPTION_GAMMA, KIND_NUMBER, FIELD(gamma), 0, 1e6, false, {0}, "weight of the variance"},
     {"tau1", OPTION_TAU, KIND_NUMBER, FIELD(tau1), 0.01, 100, false, {0},
         "temperature of the entropy in layer budgets"},
@@ -305,7 +305,8 @@ static bool set_word(const struct option *option, const char *text, void *field)
 
 static int set_gates(struct policy_settings *settings, const char *file, bool allow_files, struct error *error) {
     if (!allow_files)
-        return error_set(error, ERROR_INVALID, "option gates: a gate file can be named on the command line only");
+        return error_set(
+            error, ERROR_INVALID, "option gates: a request cannot name a file; the server's own policy can");
     struct error reason = {0};
     struct head_gates *gates = head_gates_load(file, &reason);
     if (gates == NULL)

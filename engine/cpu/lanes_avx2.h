@@ -66,6 +66,10 @@ static inline struct lanes lanes_div(struct lanes a, struct lanes b) {
     return (struct lanes){_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
 }
 
+static inline struct lanes lanes_sqrt(struct lanes a) {
+    return (struct lanes){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)};
+}
+
 static inline struct lanes lanes_fma(struct lanes a, struct lanes b, struct lanes c) {
     return (struct lanes){_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
@@ -188,6 +192,16 @@ static inline struct sums sums_add(struct sums s, struct lanes a) {
     s.v[1] = _mm256_add_pd(s.v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(a.low, 1)));
     s.v[2] = _mm256_add_pd(s.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(a.high)));
     s.v[3] = _mm256_add_pd(s.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(a.high, 1)));
+    return s;
+}
+
+static inline struct sums sums_fma(struct sums s, struct lanes a, struct lanes b) {
+    const __m128 x[4] = {_mm256_castps256_ps128(a.low), _mm256_extractf128_ps(a.low, 1), _mm256_castps256_ps128(a.high),
+        _mm256_extractf128_ps(a.high, 1)};
+    const __m128 y[4] = {_mm256_castps256_ps128(b.low), _mm256_extractf128_ps(b.low, 1), _mm256_castps256_ps128(b.high),
+        _mm256_extractf128_ps(b.high, 1)};
+    for (int i = 0; i < 4; i++)
+        s.v[i] = _mm256_fmadd_pd(_mm256_cvtps_pd(x[i]), _mm256_cvtps_pd(y[i]), s.v[i]);
     return s;
 }
 

@@ -59,6 +59,10 @@ static inline struct lanes lanes_div(struct lanes a, struct lanes b) {
     return (struct lanes){_mm512_div_ps(a.v, b.v)};
 }
 
+static inline struct lanes lanes_sqrt(struct lanes a) {
+    return (struct lanes){_mm512_sqrt_ps(a.v)};
+}
+
 static inline struct lanes lanes_fma(struct lanes a, struct lanes b, struct lanes c) {
     return (struct lanes){_mm512_fmadd_ps(a.v, b.v, c.v)};
 }
@@ -147,6 +151,12 @@ static inline uint32_t lanes_not_after(const int32_t *positions, int32_t limit) 
 
 static inline struct sums sums_zero(void) {
     return (struct sums){_mm512_setzero_pd(), _mm512_setzero_pd()};
+}
+
+static inline struct sums sums_fma(struct sums s, struct lanes a, struct lanes b) {
+    s.low = _mm512_fmadd_pd(_mm512_cvtps_pd(lanes_low(a)), _mm512_cvtps_pd(lanes_low(b)), s.low);
+    s.high = _mm512_fmadd_pd(_mm512_cvtps_pd(lanes_high(a)), _mm512_cvtps_pd(lanes_high(b)), s.high);
+    return s;
 }
 
 static inline struct sums sums_add(struct sums s, struct lanes a) {

@@ -15,7 +15,7 @@
  *   lanes_load_half, _bfloat   of 16 stored numbers, exact; lanes_store_half, _bfloat round to nearest even
  *   lanes_not_after            mask of the positions that are <= limit
  *   lanes_difference           a - b - shift in double, rounded once
- *   sums                       sixteen double accumulators
+ *   sums                       sixteen double accumulators; sums_fma adds the product, which is exact in double
  *   counts                     sixteen 32-bit integers; counts_round takes numbers in [0, 2^31), half to even
  *   counts_add_wide            adds them to sixteen 64-bit integers
  */
@@ -90,6 +90,11 @@ static inline struct lanes lanes_mul(struct lanes a, struct lanes b) {
 
 static inline struct lanes lanes_div(struct lanes a, struct lanes b) {
     LANES_EACH a.v[i] /= b.v[i];
+    return a;
+}
+
+static inline struct lanes lanes_sqrt(struct lanes a) {
+    LANES_EACH a.v[i] = sqrtf(a.v[i]);
     return a;
 }
 
@@ -194,6 +199,11 @@ static inline struct sums sums_zero(void) {
 
 static inline struct sums sums_add(struct sums s, struct lanes a) {
     LANES_EACH s.v[i] += (double)a.v[i];
+    return s;
+}
+
+static inline struct sums sums_fma(struct sums s, struct lanes a, struct lanes b) {
+    LANES_EACH s.v[i] += (double)a.v[i] * (double)b.v[i];
     return s;
 }
 

@@ -3,24 +3,45 @@
 
 #include "engine/cpu/score_state.h"
 
-#include <limits.h>
-#include <stdlib.h>
+#include <math.h>
 
 static const struct score_operation operations[STAGE_KIND_COUNT] = {
-    [STAGE_POSITION] = {"position", 0, false, false, score_position},
-    [STAGE_RANDOM] = {"random", 0, false, false, score_random},
-    [STAGE_SUM] = {"sum", STATISTIC_SUM, false, false, score_sum},
-    [STAGE_SUM_PER_QUERY] = {"sum per query", STATISTIC_SUM, false, false, score_sum_per_query},
-    [STAGE_ABOVE] = {"above", STATISTIC_ABOVE, false, false, score_above},
-    [STAGE_WINDOW_SUM] = {"window sum", STATISTIC_WINDOW, false, false, score_window_sum},
-    [STAGE_WINDOW_SPREAD] = {"window spread", STATISTIC_WINDOW, false, false, score_window_spread},
-    [STAGE_NOISY] = {"noisy", STATISTIC_NOISY, false, false, score_noisy},
-    [STAGE_KEY_NORM] = {"key norm", 0, false, false, score_key_norm},
-    [STAGE_KEY_DIFFERENCE] = {"key difference", 0, false, false, score_key_difference},
-    [STAGE_LAYER_MEAN] = {"layer mean", 0, true, false, score_layer_mean},
-    [STAGE_POOL_MAX] = {"pool max", 0, false, false, score_pool_max},
-    [STAGE_PROTECT] = {"protect", 0, false, false, score_protect},
-    [STAGE_PROTECT_BEST] = {"protect best", 0, false, false, score_protect_best},
+    [STAGE_POSITION] = {.name = "position", .run = score_position},
+    [STAGE_RANDOM] = {.name = "random", .run = score_random},
+    [STAGE_SUM] = {.name = "sum", .needs = STATISTIC_SUM, .run = score_sum},
+    [STAGE_SUM_PER_QUERY] = {.name = "sum per query", .needs = STATISTIC_SUM, .run = score_sum_per_query},
+    [STAGE_ABOVE] = {.name = "above", .needs = STATISTIC_ABOVE, .run = score_above},
+    [STAGE_WINDOW_SUM] = {.name = "window sum", .needs = STATISTIC_WINDOW, .run = score_window_sum},
+    [STAGE_WINDOW_SPREAD] = {.name = "window spread", .needs = STATISTIC_WINDOW, .run = score_window_spread},
+    [STAGE_NOISY] = {.name = "noisy", .needs = STATISTIC_NOISY, .run = score_noisy},
+    [STAGE_KEY_NORM] = {.name = "key norm", .run = score_key_norm},
+    [STAGE_KEY_DIFFERENCE] = {.name = "key difference", .run = score_key_difference},
+    [STAGE_EXPECTED_ATTENTION] = {.name = "expected attention", .run = score_expected_attention},
+    [STAGE_LAPROX] = {.name = "laprox",
+        .needs = STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS,
+        .whole_layer = true,
+        .same_slots = true,
+        .matrix = true,
+        .run = score_laprox},
+    [STAGE_LAPROX_HEAD] = {.name = "laprox per head",
+        .needs = STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS,
+        .whole_layer = true,
+        .matrix = true,
+        .run = score_laprox_head},
+    [STAGE_DROP_ERROR] = {.name = "drop error",
+        .needs = STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS,
+        .matrix = true,
+        .run = score_drop_error},
+    [STAGE_LAYER_MEAN] = {.name = "layer mean", .whole_layer = true, .same_slots = true, .run = score_layer_mean},
+    [STAGE_TIMES_VALUE_NORM] = {.name = "times value norm", .run = score_times_value_norm},
+    [STAGE_TIMES_OUTPUT_NORM] = {.name = "times output norm",
+        .needs = STATISTIC_OUTPUT_NORM,
+        .matrix = true,
+        .run = score_times_output_norm},
+    [STAGE_POOL_MAX] = {.name = "pool max", .run = score_pool_max},
+    [STAGE_POOL_ADAPTIVE] = {.name = "pool adaptive", .needs = STATISTIC_WINDOW, .run = score_pool_adaptive},
+    [STAGE_PROTECT] = {.name = "protect", .run = score_protect},
+    [STAGE_PROTECT_BEST] = {.name = "protect best", .run = score_protect_best},
 };
 
 const struct score_kernels *cpu_score_kernels(enum cpu_tier tier) {
@@ -65,7 +86,7 @@ static int check_heads(const struct kv_pool *pool, const struct score_layer *lay
             (operation->needs != 0 && at->statistics.capacity < at->view.slots))
             return error_set(
                 error, ERROR_INVALID, "stage %s needs statistics that the sequence does not keep", operation->name);
-        if (operation->whole_layer && at->view.slots != layer->heads[0].view.slots)
+        if (operation->same_slots && at->view.slots != layer->heads[0].view.slots)
             return error_set(
                 error, ERROR_UNSUPPORTED, "stage %s needs the same slots in all heads of a layer", operation->name);
     }
@@ -84,6 +105,8 @@ static int check_layer(
         if (code != 0)
             return code;
         size_t columns = (size_t)heads * pool->layout.head_dim;
+        if (operation->matrix && layer->layer >= pool->layout.layers)
+            return error_set(error, ERROR_INVALID, "layer %u is not one of %u", layer->layer, pool->layout.layers);
         if (operation->matrix && (layer->output == NULL || layer->output->columns != columns))
             return error_set(
                 error, ERROR_INVALID, "stage %s needs an output matrix of %zu columns", operation->name, columns);
@@ -94,14 +117,6 @@ static int check_layer(
 }
 
 /* ---- threads ---- */
-
-struct score_job {
-    struct cpu_backend *cpu;
-    struct score_state *state;
-    const struct kv_pool *pool;
-    const struct score_layer *layers;
-    uint32_t heads;
-};
 
 /* Where a head's slots are: the host's list, or what the pages hold. Both are below 2^31. */
 static void find_slots(const struct score_unit *unit, uint32_t head, int32_t *space) {
@@ -130,17 +145,18 @@ static void clear_holes(const struct score_unit *unit, uint32_t head) {
 }
 
 static void score_work(void *context, uint32_t chunk, uint32_t thread) {
-    const struct score_job *job = context;
-    const struct score_layer *layer = &job->layers[chunk];
-    uint32_t kv_heads = job->pool->layout.kv_heads;
+    const struct score_call *call = context;
+    const struct score_layer *layer = &call->layers[chunk];
+    uint32_t kv_heads = call->pool->layout.kv_heads;
     const struct score_unit unit = {
-        .cpu = job->cpu,
-        .kernels = job->cpu->score,
-        .pool = job->pool,
+        .cpu = call->cpu,
+        .kernels = call->cpu->score,
+        .pool = call->pool,
         .layer = layer,
-        .scratch = &job->state->scratch[thread],
-        .heads = job->heads,
-        .group = job->heads / kv_heads,
+        .scratch = &call->state->scratch[thread],
+        .matrix = layer->layer < call->state->layers ? &call->state->matrices[layer->layer] : NULL,
+        .heads = call->heads,
+        .group = call->heads / kv_heads,
     };
     int32_t *space = unit.scratch->positions;
     for (uint32_t head = 0; head < kv_heads; head++) {
@@ -157,24 +173,37 @@ static void score_work(void *context, uint32_t chunk, uint32_t thread) {
         clear_holes(&unit, head);
 }
 
+bool score_has_stage(const struct score_layer *layer, enum score_stage_kind kind) {
+    for (uint32_t i = 0; i < layer->stages_count; i++) {
+        if (layer->stages[i].kind == kind)
+            return true;
+    }
+    return false;
+}
+
 int cpu_score(struct backend *backend, const struct kv_pool *pool, const struct score_layer *layers, uint32_t count,
     uint32_t heads, struct error *error) {
-    struct cpu_backend *cpu = cpu_backend(backend);
-    if (heads == 0 || heads % pool->layout.kv_heads != 0 || pool->layout.head_dim > ATTEND_DIM_MAX)
+    const struct kv_layout *layout = &pool->layout;
+    if (heads == 0 || heads % layout->kv_heads != 0 || layout->head_dim > ATTEND_DIM_MAX)
         return error_set(error, ERROR_UNSUPPORTED, "%u heads of %u channels on %u KV heads cannot be scored", heads,
-            pool->layout.head_dim, pool->layout.kv_heads);
+            layout->head_dim, layout->kv_heads);
     for (uint32_t i = 0; i < count; i++) {
         int code = check_layer(pool, &layers[i], heads, error);
         if (code != 0)
             return code;
     }
-    struct score_state *state = score_state_prepare(cpu, pool, layers, count, heads, error);
-    if (state == NULL)
-        return ERROR_MEMORY;
-    struct score_job job = {cpu, state, pool, layers, heads};
+    struct score_call call = {cpu_backend(backend), NULL, pool, layers, count, heads};
+    call.state = score_state_get(call.cpu);
+    if (call.state == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for scoring");
+    int code = score_scratch_prepare(&call, error);
+    if (code == 0)
+        code = score_matrices_prepare(&call, error);
+    if (code != 0)
+        return code;
     if (count == 1)
-        score_work(&job, 0, 0);
+        score_work(&call, 0, 0);
     else if (count > 1)
-        thread_pool_run(cpu->threads, count, score_work, &job);
+        thread_pool_run(call.cpu->threads, count, score_work, &call);
     return 0;
 }

@@ -10,7 +10,8 @@
  *   score.c            checks, scratch memory, threads
  *   score_attention.c  stages on attention statistics; window_preference
  *   score_keys.c       stages on keys, and the norm of values
- *   score_output.c     stages that need the output matrix W_o, and what is kept of it
+ *   score_output.c     stages that need the output matrix W_o
+ *   score_matrix.c     what is computed from W_o before the stages, and kept
  *   score_pool.c       pooling along positions, protection
  *   score_rotate.c     rotate_slots, unrotate_slots
  */
@@ -58,14 +59,18 @@ struct score_kernels {
      * x[c * x_stride + lane], by fma in ascending order of c. lower: row r has no columns beyond r. */
     void (*products)(const float *x, size_t x_stride, const float *m, size_t row_stride, size_t column_stride,
         uint32_t rows, uint32_t columns, bool lower, float *out);
-    /* The same with sums in double; every product is rounded to float. */
+    /* The same in double. */
     void (*exact_products)(const float *x, size_t x_stride, const float *m, size_t row_stride, size_t column_stride,
         uint32_t rows, uint32_t columns, double *out);
-    /* Per lane, products rounded to float and sums in double: of squares of x, and of x times y; [rows][16] each. */
+    /* Per lane, in double: sums of squares of x, and of x times y; [rows][16] each. */
     void (*squares)(const float *x, uint32_t rows, double out[SCORE_LANES]);
     void (*dots)(const float *x, const float *y, uint32_t rows, double out[SCORE_LANES]);
     /* out [rows_x][16]: per lane the sum over c of (x[c] - m[r * m_stride + c])^2, x [columns][16]. */
     void (*distances)(const float *x, const float *m, size_t m_stride, uint32_t rows, uint32_t columns, float *out);
+    /* total [rows][16] += p / max(1 - p, 1e-6) times the root of squares [rows][16]; p f16, row r at p + ring[r] *
+     * p_stride. excess [rows]: the sum of a row's p over all slots, less 1. */
+    void (*drop_errors)(const uint16_t *p, size_t p_stride, const uint32_t *ring, const float *excess,
+        const float *squares, uint32_t rows, float *total);
     /* out [16] += sum over rows of |x|; x [rows][16] */
     void (*add_absolute)(const float *x, uint32_t rows, double out[SCORE_LANES]);
     /* 16 numbers of f16, exact. */
@@ -89,8 +94,9 @@ struct score_scratch {
     float *near_scores;        /* the same */
     uint32_t *order;           /* [slots] */
     uint64_t *keys;            /* [slots] */
-    double *wide;              /* [(G + 1) * slots] */
-    float *blocks;             /* for stages on blocks: score_blocks_floats */
+    double *wide;              /* [2 * slots] */
+    double *square;            /* [d * d] */
+    float *blocks;             /* floats for stages on blocks, as many as score_state.c counts */
 };
 
 struct score_unit {
@@ -99,14 +105,16 @@ struct score_unit {
     const struct kv_pool *pool;
     const struct score_layer *layer;
     struct score_scratch *scratch;
-    uint32_t heads, group; /* H, G */
+    const struct score_matrix *matrix; /* of the layer's W_o (score_state.h); NULL where no stage needs it */
+    uint32_t heads, group;             /* H, G */
 };
 
 /* One kind of stage. */
 struct score_operation {
     const char *name;
     uint32_t needs;   /* mask of enum statistic whose arrays must be there */
-    bool whole_layer; /* run once a layer (head 0), and all heads must hold as many slots */
+    bool whole_layer; /* run once a layer (head 0) */
+    bool same_slots;  /* all heads of the layer must hold as many slots */
     bool matrix;      /* needs W_o */
     void (*run)(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 };
@@ -125,6 +133,18 @@ static inline uint32_t score_page_slots(const struct kv_head_view *view, uint32_
     return view->slots - slot < KV_PAGE_SLOTS ? view->slots - slot : KV_PAGE_SLOTS;
 }
 
+static inline void score_page_keys(
+    const struct score_unit *unit, const struct kv_head_view *view, uint32_t slot, float *block) {
+    const struct kv_layout *layout = &unit->pool->layout;
+    unit->kernels->formats[layout->format].keys(score_page(unit, view, slot), layout->head_dim, block);
+}
+
+static inline void score_page_values(
+    const struct score_unit *unit, const struct kv_head_view *view, uint32_t slot, float *block) {
+    const struct kv_layout *layout = &unit->pool->layout;
+    unit->kernels->formats[layout->format].values(score_page(unit, view, slot), layout->head_dim, block);
+}
+
 /* score_attention.c */
 void score_sum(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_sum_per_query(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
@@ -139,6 +159,12 @@ void score_key_norm(const struct score_unit *unit, const struct score_stage *sta
 void score_key_difference(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_expected_attention(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_times_value_norm(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
+
+/* score_output.c */
+void score_laprox(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
+void score_laprox_head(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
+void score_drop_error(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
+void score_times_output_norm(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 
 /* score_pool.c */
 void score_position(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);

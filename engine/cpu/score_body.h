@@ -237,7 +237,7 @@ static void score_exact_products(const float *x, size_t x_stride, const float *m
         struct sums sum = sums_zero();
         for (uint32_t c = 0; c < columns; c++) {
             struct lanes factor = lanes_set(m[r * row_stride + c * column_stride]);
-            sum = sums_add(sum, lanes_mul(factor, lanes_load(x + c * x_stride)));
+            sum = sums_fma(sum, factor, lanes_load(x + c * x_stride));
         }
         sums_store(out + (size_t)r * LANES, sum);
     }
@@ -246,7 +246,7 @@ static void score_exact_products(const float *x, size_t x_stride, const float *m
 static void score_dots(const float *x, const float *y, uint32_t rows, double out[SCORE_LANES]) {
     struct sums sum = sums_zero();
     for (uint32_t r = 0; r < rows; r++)
-        sum = sums_add(sum, lanes_mul(lanes_load(x + (size_t)r * LANES), lanes_load(y + (size_t)r * LANES)));
+        sum = sums_fma(sum, lanes_load(x + (size_t)r * LANES), lanes_load(y + (size_t)r * LANES));
     sums_store(out, sum);
 }
 
@@ -277,6 +277,20 @@ static void score_distances(
         score_distances_rows(SCORE_BLOCK_ROWS, x, m + r * m_stride, m_stride, columns, out + (size_t)r * LANES);
     for (; r < rows; r++)
         score_distances_rows(1, x, m + r * m_stride, m_stride, columns, out + (size_t)r * LANES);
+}
+
+/* See score_output.c. What rounding took from p or gave it is at most its 2^-11th part. */
+static void score_drop_errors(const uint16_t *p, size_t p_stride, const uint32_t *ring, const float *excess,
+    const float *squares, uint32_t rows, float *total) {
+    struct lanes one = lanes_set(1), zero = lanes_set(0);
+    for (uint32_t row = 0; row < rows; row++) {
+        struct lanes part = lanes_load_half(p + ring[row] * p_stride), bound = lanes_mul(part, lanes_set(0x1p-11f));
+        struct lanes rounding = lanes_max(lanes_sub(zero, bound), lanes_min(bound, lanes_set(excess[row])));
+        struct lanes others = lanes_max(lanes_set(1e-6f), lanes_add(lanes_sub(one, part), rounding));
+        struct lanes error = lanes_sqrt(lanes_load(squares + (size_t)row * LANES));
+        struct lanes sum = lanes_load(total + (size_t)row * LANES);
+        lanes_store(total + (size_t)row * LANES, lanes_fma(lanes_div(part, others), error, sum));
+    }
 }
 
 static void score_add_absolute(const float *x, uint32_t rows, double out[SCORE_LANES]) {
@@ -364,7 +378,8 @@ static void score_values_bf16(const char *page, uint32_t dim, float *block) {
         .last_position = score_last_position, .protect = score_protect_slots, .gather = score_gather,                  \
         .scatter = score_scatter, .pool_max = score_pool, .products = score_products,                                  \
         .exact_products = score_exact_products, .squares = score_squares, .dots = score_dots,                          \
-        .distances = score_distances, .add_absolute = score_add_absolute, .halves = score_halves, .formats = {         \
+        .distances = score_distances, .drop_errors = score_drop_errors, .add_absolute = score_add_absolute,            \
+        .halves = score_halves, .formats = {                                                                           \
             [KV_F32] = {score_keys_f32, score_values_f32},                                                             \
             [KV_F16] = {score_keys_f16, score_values_f16},                                                             \
             [KV_BF16] = {score_keys_bf16, score_values_bf16},                                                          \

@@ -177,9 +177,9 @@ static uint64_t rank_key(float score, int32_t position) {
 }
 
 /* The count-th largest of keys [total], 1 <= count <= total, all distinct; keys are reordered. By bytes from the top:
- * those that share the bytes found so far are the first `total` of keys. */
-static uint64_t find_key(uint64_t *keys, uint32_t total, uint32_t count) {
-    for (int shift = 56; shift >= 0 && total > 1; shift -= 8) {
+ * those that share the bytes found so far are the first `total` of keys. bits: above them all keys are the same. */
+static uint64_t find_key(uint64_t *keys, uint32_t total, uint32_t count, int bits) {
+    for (int shift = bits - 8; shift >= 0 && total > 1; shift -= 8) {
         uint32_t histogram[256] = {0}, left = 0, digit = 255;
         for (uint32_t i = 0; i < total; i++)
             histogram[keys[i] >> shift & 255]++;
@@ -206,9 +206,95 @@ void score_protect_best(const struct score_unit *unit, const struct score_stage 
     best = best < total ? best : total;
     if (best == 0)
         return;
-    uint64_t lowest = find_key(unit->scratch->keys, total, best);
+    uint64_t lowest = find_key(unit->scratch->keys, total, best, 64);
     for (uint32_t slot = 0; slot < at->view.slots; slot++) {
         if (positions[slot] != KV_NO_POSITION && rank_key(at->scores[slot], positions[slot]) >= lowest)
             at->scores[slot] = INFINITY;
     }
+}
+
+/* ---- restkv's pooling ---- */
+
+enum { ADAPTIVE_SCALE = 2000, ADAPTIVE_KERNEL = 5 };
+
+static uint32_t ordered_slot(const struct pool_range *range, uint32_t i) {
+    return range->order != NULL ? range->order[i] : i;
+}
+
+/* Sum of the positions of the `count` slots of the range with the largest numbers in row (f16, not negative, so that
+ * their bits are in the order of their values); of equal ones the later slots. */
+static uint64_t sum_of_best(
+    const struct pool_range *range, const uint16_t *row, uint32_t count, uint64_t *keys, uint64_t *space) {
+    uint32_t total = range->end - range->first;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < total; i++) {
+        uint32_t slot = ordered_slot(range, range->first + i);
+        keys[i] = space[i] = (uint64_t)row[slot] << 32 | (uint32_t)range->positions[slot];
+    }
+    uint64_t lowest = find_key(space, total, count, 48);
+    for (uint32_t i = 0; i < total; i++)
+        sum += keys[i] >= lowest ? (uint32_t)keys[i] : 0;
+    return sum;
+}
+
+struct pool_kernel {
+    int64_t reach; /* half the kernel */
+    int64_t shift;
+};
+
+static struct pool_kernel adapt_kernel(const struct score_unit *unit, uint32_t head, const struct pool_range *range) {
+    const struct score_head *at = &unit->layer->heads[head];
+    const struct kv_statistics *statistics = &at->statistics;
+    uint32_t queries = score_window_rows(unit, statistics), half = queries / 2, protected = 0;
+    uint32_t usable = range->end - range->first;
+    struct pool_kernel kernel = {ADAPTIVE_KERNEL / 2, 0};
+    for (uint32_t slot = 0; slot < at->view.slots; slot++)
+    protected += range->positions[slot] != KV_NO_POSITION;
+    protected -= usable;
+    if (half == 0 || usable == 0 || unit->layer->budget <= protected)
+        return kernel;
+    uint32_t left = unit->layer->budget - protected, count = left < usable ? left : usable;
+    uint64_t sums[2] = {0, 0};
+    uint64_t *space = (uint64_t *)unit->scratch->wide;
+    for (uint32_t t = 0; t < 2 * half; t++) { /* oldest first */
+        const uint16_t *row = statistics->window_rows +
+                              (size_t)((unit->layer->seen - queries + t) % statistics->window) * statistics->capacity;
+        sums[t / half] += sum_of_best(range, row, count, unit->scratch->keys, space);
+    }
+    double move = ((double)sums[0] - (double)sums[1]) / ((double)half * (double)count);
+    kernel.shift = (int64_t)floor(move / ADAPTIVE_SCALE) + (move > 0 ? 0 : 1);
+    int64_t steps = 2 * (int64_t)floor(fabs(move) / ADAPTIVE_SCALE) + 1;
+    kernel.reach = (steps > ADAPTIVE_KERNEL ? steps : ADAPTIVE_KERNEL) / 2;
+    return kernel;
+}
+
+/* Mean over the slots at most reach away from a slot's position less shift, and the slot itself. */
+static void pool_mean(
+    const int32_t *positions, const float *scores, uint32_t count, struct pool_kernel kernel, float *out) {
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t low = positions[i] - kernel.shift - kernel.reach, high = positions[i] - kernel.shift + kernel.reach;
+        while (first < count && positions[first] < low)
+            first++;
+        bool inside = false;
+        double sum = 0;
+        uint32_t end = first;
+        for (; end < count && positions[end] <= high; end++) {
+            sum += (double)scores[end];
+            inside = inside || end == i;
+        }
+        sum += inside ? 0 : (double)scores[i];
+        out[i] = (float)(sum / (end - first + (inside ? 0 : 1)));
+    }
+}
+
+void score_pool_adaptive(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    struct pool_range range = pool_range(unit, head);
+    struct pool_kernel kernel = adapt_kernel(unit, head, &range);
+    int32_t *positions;
+    float *scores, *pooled = (float *)unit->scratch->wide;
+    uint32_t count = copy_range(unit, head, &range, &positions, &scores);
+    (void)stage;
+    pool_mean(positions, scores, count, kernel, pooled);
+    store_range(unit, head, &range, pooled);
 }

@@ -1,18 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What scoring keeps from call to call: scratch memory of every thread, grown as needed.
+ * What scoring keeps from call to call: scratch memory of every thread, grown as needed, and what was computed from
+ * output matrices. Freed with the backend.
+ *
+ * Bytes kept of the output matrices, for H query heads of d channels, per layer that was scored so: H d^2 * 4 by
+ * restkv; laprox_head adds H (G - 1) / 2 d^2 * 4, laprox H (H - 1) / 2 d^2 * 4. SmolLM2-135M (H 9, d 64, 30
+ * layers): 4.4, 8.8 and 22 MB; a model of 8B (H 32, d 128, 32 layers): 67, 168 and 1,107 MB.
  */
 #ifndef ENGINE_CPU_SCORE_STATE_H
 #define ENGINE_CPU_SCORE_STATE_H
 
 #include "engine/cpu/score.h"
 
+/* What is kept of one layer's output matrix W_o. W_h [d, D] is the part that query head h is multiplied by. */
+struct score_matrix {
+    const void *data; /* of the tensor that it was computed from */
+    /* [H][d][d] F_h, lower triangular, F_h^T F_h = W_h W_h^T: the length of x W_h is that of F_h x. NULL: not needed
+     * yet. */
+    float *factors;
+    /* At [h * H + g], h < g: [d][d] W_h W_g^T, element (i, j) of channels i of h and j of g. NULL: not needed yet. */
+    float **grams;
+};
+
 struct score_state {
     uint32_t threads;
     struct score_scratch *scratch; /* [threads] */
     void *memory;                  /* of all scratch */
     size_t memory_bytes;
-    struct rope_turns *turns; /* score_rotate.c */
+    uint32_t heads, dim, layers;   /* that the matrices are of */
+    struct score_matrix *matrices; /* [layers] */
+    struct rope_turns *turns;      /* score_rotate.c */
+};
+
+/* One call of score. */
+struct score_call {
+    struct cpu_backend *cpu;
+    struct score_state *state;
+    const struct kv_pool *pool;
+    const struct score_layer *layers;
+    uint32_t count;
+    uint32_t heads; /* H */
 };
 
 /* Slots rounded up to whole pages. */
@@ -20,12 +47,17 @@ static inline size_t score_round(uint32_t slots) {
     return ((size_t)slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
 }
 
+bool score_has_stage(const struct score_layer *layer, enum score_stage_kind kind);
+
 /* The backend's state, created on first use; NULL when there is no memory. */
 struct score_state *score_state_get(struct cpu_backend *cpu);
+/* Scratch for the layers of a call. ERROR_MEMORY. */
+int score_scratch_prepare(const struct score_call *call, struct error *error);
 
-/* The same with scratch for these layers; NULL (ERROR_MEMORY is set) when there is no memory. */
-struct score_state *score_state_prepare(struct cpu_backend *cpu, const struct kv_pool *pool,
-    const struct score_layer *layers, uint32_t count, uint32_t heads, struct error *error);
+/* score_matrix.c: what the stages of a call need of output matrices, and the output norms of slots that have none yet.
+ * ERROR_MEMORY. */
+int score_matrices_prepare(const struct score_call *call, struct error *error);
+void score_matrices_free(struct score_state *state);
 
 /* score_rotate.c */
 void score_turns_free(struct rope_turns *turns);

@@ -7,8 +7,8 @@
  *   {"op": "share", "weights": [...], "total": n, "cap": n}                               -> [shares]
  *   {"op": "allocate", "policy": TEXT, "layers", "kv_heads", "seen", "preferences", "gates"} -> [budgets], null: all
  *   {"op": "protect", "policy": TEXT, "seen", "budget"}                                   -> [sinks, recent_from]
- *   {"op": "table"} -> {"policies": [{"name", "source", "common": {name: default}, "options": {name: default}}],
- *                       "allowed": {name: text}}
+ *   {"op": "table"} -> {"policies": [{"name", "source", "shared", "common": {name: default}, "options": {name:
+ * default}}], "options": [{"name", "allowed", "help"}]}
  */
 #include "policy/budget.h"
 #include "policy/select.h"
@@ -166,18 +166,22 @@ static json_t *write_options(const struct policy *policy, bool common) {
     return options;
 }
 
+static json_t *write_policy(const struct policy *policy) {
+    return json_pack("{s:s, s:s, s:b, s:o, s:o}", "name", policy->name, "source", policy->source, "shared",
+        (int)policy->shared, "common", write_options(policy, true), "options", write_options(policy, false));
+}
+
 static json_t *write_table(void) {
-    json_t *policies = json_array(), *allowed = json_object();
+    json_t *policies = json_array(), *options = json_array();
     for (uint32_t i = 0; i < policy_count(); i++)
-        json_array_append_new(
-            policies, json_pack("{s:s, s:s, s:o, s:o}", "name", policy_at(i)->name, "source", policy_at(i)->source,
-                          "common", write_options(policy_at(i), true), "options", write_options(policy_at(i), false)));
+        json_array_append_new(policies, write_policy(policy_at(i)));
     for (uint32_t i = 0; i < policy_options_count(); i++) {
         char text[128];
         policy_option_allowed(i, text, sizeof text);
-        json_object_set_new(allowed, policy_option_name(i), json_string(text));
+        json_array_append_new(options, json_pack("{s:s, s:s, s:s}", "name", policy_option_name(i), "allowed", text,
+                                           "help", policy_option_help(i)));
     }
-    return json_pack("{s:o, s:o}", "policies", policies, "allowed", allowed);
+    return json_pack("{s:o, s:o}", "policies", policies, "options", options);
 }
 
 static json_t *run(const json_t *request, struct select_scratch *scratch) {

@@ -219,7 +219,7 @@ def test_gates_choose_the_heads_that_keep_everything():
             full = max((f for f in range(n + 1) if f * seen + (n - f) * min(80, seen) <= n * budget), default=0)
         else:
             policy = f"hybrid,ratio={ratio}"
-            full = math.floor(min(0.2, min(max(ratio, budget / seen), 1) / 2) * n + 1e-6)
+            full = math.floor(min(0.2, min(max(ratio, budget / seen), 1) / 2) * n + 1e-9)
             rest = (n * budget - full * seen) // (n - full)
         keep = set(by_gate(gates)[:full])
         requests.append({"op": "allocate", "policy": policy, "layers": layers, "kv_heads": heads, "seen": seen,
@@ -247,3 +247,55 @@ def test_protection(name):
     requests = [{"op": "protect", "policy": name, "seen": seen, "budget": budget} for seen, budget in cases]
     for (seen, budget), ours in zip(cases, run_tool(requests)):
         assert ours == [sinks, max(0, seen - expected_recent(budget))], (seen, budget)
+
+
+# policy/README.md
+
+README = (ROOT / "policy/README.md").read_text()
+
+
+def table_rows(first_heading):
+    """Cells of the README's tables whose heading row begins with these words."""
+    blocks = re.findall(r"(?:^\|.*\|\n)+", README, re.M)
+    found = [block.splitlines() for block in blocks if block.startswith(f"| {first_heading} |")]
+    assert len(found) == 1, first_heading
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0][2:]]
+
+
+def table():
+    return run_tool([{"op": "table"}])[0]
+
+
+def words(cell):
+    """`name value` pairs of a cell."""
+    return dict(text.split(" ", 1) for text in re.findall(r"`([^`]*)`", cell))
+
+
+def test_readme_lists_the_policies():
+    """Names in order, their own options with defaults, common options that differ, sources."""
+    code = table()["policies"]
+    usual = next(policy for policy in code if policy["name"] == "snapkv")["common"]
+    rows = table_rows("policy | options | common ones | source")
+    assert [row[0].strip("`") for row in rows] == [policy["name"] for policy in code]
+    for (_, options, common, source), policy in zip(rows, code):
+        name = policy["name"]
+        assert words(options) == policy["options"], name
+        assert ("shared" in common) == policy["shared"], name
+        differing = {key: value for key, value in policy["common"].items() if value != usual[key]}
+        assert words(common) == differing, name
+        assert source == policy["source"], name
+
+
+def test_readme_lists_the_options():
+    code = table()
+    common = next(policy for policy in code["policies"] if policy["name"] == "snapkv")["common"]
+    rows = table_rows("option | default | allowed | meaning")
+    assert {row[0].strip("`"): row[1] for row in rows} == common
+    rows = [[name, allowed, meaning] for name, _, allowed, meaning in rows] + table_rows("option | allowed | meaning")
+    assert [[name.strip("`"), allowed, meaning] for name, allowed, meaning in rows] == [
+        [option["name"], option["allowed"], option["help"]] for option in code["options"]]
+
+
+def test_readme_defines_every_policy():
+    for policy in table()["policies"]:
+        assert f"**{policy['name']}** " in README

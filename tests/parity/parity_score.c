@@ -35,6 +35,9 @@ struct scene {
     struct reference_score_head reference_heads[HEADS_MAX];
     struct score_stage stages[SCORE_STAGES_MAX];
     uint32_t stages_count;
+    struct tensor output[LAYERS_MAX];
+    float *inverse_freq;
+    struct rope_params rope;
 };
 
 static void shuffle(struct parity *parity, uint32_t *array, uint32_t count) {
@@ -95,6 +98,59 @@ static void fill_pages(struct parity *parity, struct scene *scene, struct scene_
     }
 }
 
+/* Random weights of a layer: floats, or 8-bit blocks where the width allows it. */
+static void draw_output(struct parity *parity, struct scene *scene, uint32_t layer) {
+    uint32_t columns = scene->heads * scene->pool.layout.head_dim;
+    bool blocks = columns % 32 == 0 && parity_random(parity, 0, 1) == 0;
+    size_t count = (size_t)scene->width * columns, bytes = blocks ? count / 32 * 34 : count * sizeof(float);
+    unsigned char *data = parity_host(bytes);
+    if (blocks) {
+        for (size_t at = 0; at < bytes; at++)
+            data[at] = (unsigned char)parity_random(parity, 0, 255);
+        for (size_t at = 0; at < bytes; at += 34)
+            reference_round(KV_F16, parity_uniform(parity, 0.001, 0.01), data + at);
+    } else {
+        parity_fill_normal(parity, (float *)data, count, 0.1f);
+    }
+    scene->output[layer] =
+        (struct tensor){"output", blocks ? TENSOR_Q8_0 : TENSOR_F32, scene->width, columns, data, bytes};
+    double *rows = parity_host(count * sizeof *rows);
+    for (uint32_t row = 0; row < scene->width; row++)
+        reference_weight_row(&scene->output[layer], row, rows + (size_t)row * columns);
+    scene->reference[layer].output = rows;
+    scene->score_layers[layer].output = &scene->output[layer];
+}
+
+/* Moments of a few random queries: a covariance as it may be. */
+static void draw_moments(struct parity *parity, struct scene *scene, uint32_t layer) {
+    uint32_t dim = scene->pool.layout.head_dim, count = parity_random(parity, 1, 6);
+    size_t numbers = (size_t)dim * dim;
+    double *sum = parity_host((size_t)scene->heads * dim * sizeof *sum);
+    double *outer = parity_host((size_t)scene->heads * numbers * sizeof *outer);
+    double *query = parity_host(dim * sizeof *query);
+    for (uint32_t h = 0; h < scene->heads; h++) {
+        for (uint32_t n = 0; n < count; n++) {
+            for (uint32_t i = 0; i < dim; i++)
+                query[i] = 0.5 + (double)parity_normal(parity);
+            for (uint32_t i = 0; i < dim; i++) {
+                sum[h * dim + i] += query[i];
+                for (uint32_t j = i; j < dim; j++)
+                    outer[h * numbers + i * dim + j] += query[i] * query[j];
+            }
+        }
+    }
+    scene->reference[layer].count = count;
+    scene->reference[layer].mean_sum = sum;
+    scene->reference[layer].outer = outer;
+    scene->score_layers[layer].rope = &scene->rope;
+    scene->score_layers[layer].moments = (struct query_moments){
+        parity_upload(parity, &count, sizeof count),
+        parity_upload(parity, sum, (size_t)scene->heads * dim * sizeof *sum),
+        parity_upload(parity, outer, (size_t)scene->heads * numbers * sizeof *outer),
+    };
+    free(query);
+}
+
 /* f16 of a probability, mostly small. */
 static uint16_t draw_probability(struct parity *parity, double *value) {
     unsigned char bytes[2];
@@ -102,6 +158,22 @@ static uint16_t draw_probability(struct parity *parity, double *value) {
     *value = store(KV_F16, pow(parity_uniform(parity, 0, 1), 6), bytes);
     memcpy(&bits, bytes, sizeof bits);
     return bits;
+}
+
+/* A row of attention over the slots that are used: a distribution before it was rounded, or nothing of the kind. */
+static void draw_row(
+    struct parity *parity, const struct scene_head *head, uint32_t slots, double *p, uint16_t *stored) {
+    double sum = 0, power = parity_uniform(parity, 1, 30);
+    bool normal = parity_random(parity, 0, 3) != 0;
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        p[slot] = head->positions[slot] != KV_NO_POSITION ? pow(parity_uniform(parity, 0, 1), power) : 0;
+        sum += p[slot];
+    }
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        unsigned char bytes[2];
+        p[slot] = store(KV_F16, normal && sum > 0 ? p[slot] / sum : p[slot], bytes);
+        memcpy(&stored[slot], bytes, sizeof bytes);
+    }
 }
 
 /* Rings as the device keeps them and windows in order of time; what lies beyond the slots is garbage. */
@@ -119,10 +191,10 @@ static void fill_windows(
             double *a = &head->a[t * slots + slot];
             ring[row * capacity + slot] = draw_probability(parity, a);
             sums[slot] += (uint32_t)(*a * 0x1p24);
-            for (uint32_t g = 0; g < group; g++)
-                head_ring[(row * group + g) * capacity + slot] =
-                    draw_probability(parity, &head->p[((size_t)t * group + g) * slots + slot]);
         }
+        for (uint32_t g = 0; g < group; g++)
+            draw_row(parity, head, slots, &head->p[((size_t)t * group + g) * slots],
+                head_ring + (row * group + g) * capacity);
     }
     head->device.window_rows = parity_upload(parity, ring, (size_t)window * capacity * sizeof *ring);
     head->device.head_rows = parity_upload(parity, head_ring, (size_t)window * group * capacity * sizeof *head_ring);
@@ -229,6 +301,8 @@ static void head_connect(struct parity *parity, struct scene *scene, uint32_t in
 
 static void layer_draw(struct parity *parity, struct scene *scene, uint32_t layer, uint32_t slots_max) {
     uint32_t kv_heads = scene->pool.layout.kv_heads, seen = slots_max + parity_random(parity, 0, slots_max);
+    if (parity_random(parity, 0, 2) == 0) /* few of many tokens are left: what is attended to may move far */
+        seen += parity_random(parity, 0, 60000);
     uint32_t rows = seen < scene->window ? seen : scene->window;
     scene->reference[layer] = (struct reference_score_layer){
         .heads = scene->reference_heads + (size_t)layer * kv_heads,
@@ -241,6 +315,8 @@ static void layer_draw(struct parity *parity, struct scene *scene, uint32_t laye
         .budget = parity_random(parity, 1, slots_max),
         .rows = rows,
         .seed = parity_random_bits(parity),
+        .rope_dim = scene->rope.dim,
+        .inverse_freq = scene->inverse_freq,
     };
     scene->score_layers[layer] = (struct score_layer){
         .heads = scene->score_heads + (size_t)layer * kv_heads,
@@ -251,10 +327,21 @@ static void layer_draw(struct parity *parity, struct scene *scene, uint32_t laye
         .stages = scene->stages,
         .window = scene->window,
     };
+    draw_output(parity, scene, layer);
+    draw_moments(parity, scene, layer);
+}
+
+static void draw_rope(struct parity *parity, struct scene *scene) {
+    uint32_t dim = scene->pool.layout.head_dim, turned = parity_random(parity, 0, 2) == 0 ? dim / 4 * 2 : dim;
+    scene->inverse_freq = parity_host((turned / 2 + 1) * sizeof(float));
+    for (uint32_t pair = 0; pair < turned / 2; pair++)
+        scene->inverse_freq[pair] = (float)pow(10000, -2.0 * pair / turned);
+    scene->rope = (struct rope_params){turned, scene->inverse_freq};
 }
 
 /* same_slots: of all heads of a layer. */
-static void scene_create(struct parity *parity, struct scene *scene, bool same_slots) {
+/* small: at most 24 slots, for references that take long. */
+static void scene_create(struct parity *parity, struct scene *scene, bool same_slots, bool small) {
     static const uint32_t dims[] = {64, 32, 128, 40, 66, 2};
     struct kv_layout layout = {1, parity_random(parity, 1, KV_HEADS_MAX), dims[parity_random(parity, 0, 5)],
         (enum kv_format)parity_random(parity, 0, 2)};
@@ -262,21 +349,22 @@ static void scene_create(struct parity *parity, struct scene *scene, bool same_s
     memset(scene, 0, sizeof *scene);
     scene->layers = parity_random(parity, 1, LAYERS_MAX);
     layout.layers = scene->layers;
-    scene->group = parity_random(parity, 1, 8);
+    scene->group = parity_random(parity, 1, small ? 3 : 8);
     scene->heads = layout.kv_heads * scene->group;
     scene->window = parity_random(parity, 1, 40);
+    scene->width = parity_random(parity, 1, small ? 90 : 40);
     scene->same_slots = same_slots;
     for (uint32_t i = 0; i < scene->layers * layout.kv_heads; i++) {
         uint32_t layer = i / layout.kv_heads;
         if (i % layout.kv_heads == 0)
-            slots_max[layer] =
-                parity_random(parity, 0, 5) == 0 ? parity_random(parity, 1, 3) : parity_random(parity, 1, 200);
+            slots_max[layer] = parity_random(parity, 1, parity_random(parity, 0, 5) == 0 ? 3 : small ? 40 : 200);
         slots[i] = same_slots ? slots_max[layer] : parity_random(parity, 1, slots_max[layer]);
         pages += (slots[i] + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
     }
     scene->pages = pages % 7 == 0 ? pages + 1 : pages; /* steps of 7 reach every page */
     size_t numbers = (size_t)2 * KV_PAGE_SLOTS * layout.head_dim * reference_number_bytes(layout.format);
     scene->pool = (struct reference_pool){NULL, (numbers + KV_PAGE_SLOTS * sizeof(int32_t) + 63) / 64 * 64, layout};
+    draw_rope(parity, scene);
     scene->pool.image = parity_host(scene->pages * scene->pool.page_bytes);
     memset(scene->pool.image, 0xff, scene->pages * scene->pool.page_bytes);
     for (uint32_t place = 0; place < scene->pages * KV_PAGE_SLOTS; place++)
@@ -307,6 +395,17 @@ static void head_free(struct parity *parity, struct scene *scene, uint32_t index
 static void scene_free(struct parity *parity, struct scene *scene) {
     for (uint32_t i = 0; i < scene->layers * scene->pool.layout.kv_heads; i++)
         head_free(parity, scene, i);
+    for (uint32_t layer = 0; layer < scene->layers; layer++) {
+        struct query_moments *moments = &scene->score_layers[layer].moments;
+        parity_release(parity, moments->count);
+        parity_release(parity, moments->sum);
+        parity_release(parity, moments->outer);
+        free((void *)scene->output[layer].data);
+        free((void *)scene->reference[layer].output);
+        free((void *)scene->reference[layer].mean_sum);
+        free((void *)scene->reference[layer].outer);
+    }
+    free(scene->inverse_freq);
     parity_release(parity, scene->device.base);
     free(scene->pool.image);
 }
@@ -314,31 +413,47 @@ static void scene_free(struct parity *parity, struct scene *scene) {
 /* ---- cases ---- */
 
 struct pipeline {
-    const char *name;
     struct score_stage stages[SCORE_STAGES_MAX];
-    uint32_t count;
-    bool same_slots;
-    double relative; /* of the head's mean absolute score, and of the score */
+    double relative; /* tolerance: of the head's mean absolute score, and of the score */
+    bool same_slots, small;
 };
 
+enum { ANY = 0x7fffffff /* a kernel that is drawn */ };
+
 static const struct pipeline pipelines[] = {
-    {"score position", {{STAGE_POSITION, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, false, 0},
-    {"score random", {{STAGE_RANDOM, 0, 0}}, 1, false, 0},
-    {"score sum", {{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, false, 0},
-    {"score sum per query", {{STAGE_SUM_PER_QUERY, 0, 0}}, 1, false, 0},
-    {"score above", {{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, false, 0},
-    {"score window sum", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_POOL_MAX, 0, 7}, {STAGE_PROTECT, 0, 0}}, 3, false, 0},
-    {"score window pool", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_POOL_MAX, 0, UINT32_MAX}}, 2, false, 0},
-    {"score window best",
-        {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_POOL_MAX, 0, 5}, {STAGE_PROTECT, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 4, false,
-        0},
-    {"score best of few", {{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 2, false, 0},
-    {"score window spread", {{STAGE_WINDOW_SPREAD, 200, 0}, {STAGE_PROTECT, 0, 0}}, 2, false, 1e-6},
-    {"score noisy", {{STAGE_NOISY, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, false, 0},
-    {"score layer mean", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_LAYER_MEAN, 0, 0}, {STAGE_PROTECT, 0, 0}}, 3, true, 0},
-    {"score key norm", {{STAGE_KEY_NORM, 0, 0}}, 1, false, 3e-7},
-    {"score key difference", {{STAGE_KEY_DIFFERENCE, 0, 0}}, 1, false, 1e-6},
+    {{{STAGE_POSITION, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
+    {{{STAGE_RANDOM, 0, 0}}, 0, false, false},
+    {{{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
+    {{{STAGE_SUM_PER_QUERY, 0, 0}}, 0, false, false},
+    {{{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}}, 0, false, false},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_POOL_MAX, 0, ANY}}, 0, false, false},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 5}, {STAGE_PROTECT_BEST, 0, 0}}, 0, false,
+        false},
+    {{{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 0, false, false},
+    {{{STAGE_WINDOW_SPREAD, 200, 0}, {STAGE_PROTECT, 0, 0}}, 1e-6, false, false},
+    {{{STAGE_NOISY, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_LAYER_MEAN, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, true, false},
+    {{{STAGE_KEY_NORM, 0, 0}}, 3e-7, false, false},
+    {{{STAGE_KEY_DIFFERENCE, 0, 0}}, 1e-6, false, false},
+    {{{STAGE_EXPECTED_ATTENTION, 0.01f, 512}, {STAGE_TIMES_VALUE_NORM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 1e-5, false,
+        true},
+    {{{STAGE_LAPROX, 0, 0}, {STAGE_PROTECT, 0, 0}}, 3e-6, true, true},
+    {{{STAGE_LAPROX_HEAD, 0, 0}, {STAGE_PROTECT, 0, 0}}, 3e-6, false, true},
+    {{{STAGE_DROP_ERROR, 0.3f, 0}, {STAGE_PROTECT, 0, 0}}, 1e-5, false, true},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_ADAPTIVE, 0, 0}}, 1e-6, false, false},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}, {STAGE_PROTECT_BEST, 0, 0},
+         {STAGE_TIMES_OUTPUT_NORM, 1e-4f, 0}},
+        1e-6, false, true},
 };
+
+/* Stages of a pipeline: those up to the first that is position again (none comes later than first). */
+static uint32_t pipeline_count(const struct pipeline *pipeline) {
+    uint32_t count = 1;
+    while (count < SCORE_STAGES_MAX && pipeline->stages[count].kind != STAGE_POSITION)
+        count++;
+    return count;
+}
 
 static double mean_absolute(const double *scores, uint32_t count) {
     double sum = 0;
@@ -375,15 +490,16 @@ static void case_pipeline(struct parity *parity) {
     const struct pipeline *pipeline = &pipelines[parity->entry->index];
     struct scene scene;
     struct error error = {0};
-    scene_create(parity, &scene, pipeline->same_slots);
-    for (uint32_t i = 0; i < pipeline->count; i++) {
+    scene_create(parity, &scene, pipeline->same_slots, pipeline->small);
+    uint32_t count = pipeline_count(pipeline);
+    for (uint32_t i = 0; i < count; i++) {
         scene.stages[i] = pipeline->stages[i];
-        if (scene.stages[i].n == UINT32_MAX)
+        if (scene.stages[i].n == ANY)
             scene.stages[i].n = parity_random(parity, 0, 40);
     }
     for (uint32_t layer = 0; layer < scene.layers; layer++) {
-        scene.score_layers[layer].stages_count = pipeline->count;
-        reference_score(&scene.reference[layer], scene.stages, pipeline->count);
+        scene.score_layers[layer].stages_count = count;
+        reference_score(&scene.reference[layer], scene.stages, count);
     }
     int code = parity->operations->score(
         parity->backend, &scene.device, scene.score_layers, scene.layers, scene.heads, &error);
@@ -395,7 +511,7 @@ static void case_pipeline(struct parity *parity) {
 static void case_preference(struct parity *parity) {
     struct scene scene;
     double entropy[LAYERS_MAX], variance[LAYERS_MAX], want[2];
-    scene_create(parity, &scene, false);
+    scene_create(parity, &scene, false, false);
     parity->operations->window_preference(
         parity->backend, &scene.device, scene.score_layers, scene.layers, scene.heads, entropy, variance);
     for (uint32_t layer = 0; layer < scene.layers; layer++) {
@@ -408,11 +524,11 @@ static void case_preference(struct parity *parity) {
 
 /* A stage that lacks its statistics is refused, and so is one that does not exist. */
 static void case_refused(struct parity *parity) {
-    static const enum score_stage_kind kinds[] = {
-        STAGE_SUM, STAGE_NOISY, STAGE_ABOVE, STAGE_WINDOW_SUM, STAGE_KIND_COUNT};
+    static const enum score_stage_kind kinds[] = {STAGE_SUM, STAGE_NOISY, STAGE_ABOVE, STAGE_WINDOW_SUM, STAGE_LAPROX,
+        STAGE_DROP_ERROR, STAGE_TIMES_OUTPUT_NORM, STAGE_KIND_COUNT};
     struct scene scene;
     struct error error = {0};
-    scene_create(parity, &scene, false);
+    scene_create(parity, &scene, false, false);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         scene.stages[0] = (struct score_stage){kinds[i], 0, 0};
         scene.score_layers[0].stages_count = 1;
@@ -430,50 +546,45 @@ static void case_refused(struct parity *parity) {
 
 static void case_rotate(struct parity *parity) {
     struct scene scene;
-    scene_create(parity, &scene, false);
+    scene_create(parity, &scene, false, false);
     const struct kv_layout *layout = &scene.pool.layout;
     uint32_t dim = layout->head_dim, slots = scene.reference_heads[0].slots;
-    uint32_t rope_dim = parity_random(parity, 0, 1) == 0 ? dim : dim / 4 * 2;
-    float *inverse_freq = parity_host((rope_dim / 2 + 1) * sizeof(float));
-    for (uint32_t pair = 0; pair < rope_dim / 2; pair++)
-        inverse_freq[pair] = (float)pow(10000, -2.0 * pair / rope_dim);
-    struct rope_params rope = {rope_dim, inverse_freq};
+    const struct rope_params *rope = &scene.rope;
     uint32_t *list = parity_host(slots * sizeof *list), *to = parity_host(slots * sizeof *to), count = 0;
     for (uint32_t slot = 0; slot < slots; slot++) {
         if (scene.head[0].positions[slot] != KV_NO_POSITION && parity_random(parity, 0, 3) != 0)
             list[count++] = slot;
     }
     float *device = parity_upload(parity, NULL, (size_t)slots * dim * sizeof *device);
-    parity->operations->unrotate_slots(parity->backend, &scene.device, &rope, scene.head[0].pages, list, count, device);
+    parity->operations->unrotate_slots(parity->backend, &scene.device, rope, scene.head[0].pages, list, count, device);
     float *keys = parity_download(parity, device, (size_t)slots * dim * sizeof *keys);
     double *want = parity_host((size_t)dim * sizeof *want);
     for (uint32_t i = 0; i < count; i++) { /* rotated by the slot's position they are what is stored */
         float stored[256];
         for (uint32_t c = 0; c < dim; c++)
             stored[c] = (float)scene.head[0].keys[(size_t)list[i] * dim + c];
-        reference_rope(&rope, scene.head[0].positions[list[i]], keys + (size_t)i * dim, dim, want);
-        parity_check_close(parity, stored, want, dim, 1e-5, 0, "unrotate d=%u/%u", rope_dim, dim);
+        reference_rope(rope, scene.head[0].positions[list[i]], keys + (size_t)i * dim, dim, want);
+        parity_check_close(parity, stored, want, dim, 1e-5, 0, "unrotate d=%u/%u", rope->dim, dim);
         to[i] = parity_random(parity, 0, 1) == 0 ? parity_random(parity, 0, 300) : parity_random(parity, 0, 100000);
     }
     parity->operations->rotate_slots(
-        parity->backend, &scene.device, &rope, scene.head[0].pages, list, device, to, count);
+        parity->backend, &scene.device, rope, scene.head[0].pages, list, device, to, count);
     unsigned char *image = parity_download(parity, scene.device.base, scene.pages * scene.pool.page_bytes);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t page = scene.head[0].pages[list[i] / KV_PAGE_SLOTS], place = list[i] % KV_PAGE_SLOTS;
-        reference_rope(&rope, to[i], keys + (size_t)i * dim, dim, want);
+        reference_rope(rope, to[i], keys + (size_t)i * dim, dim, want);
         for (uint32_t c = 0; c < dim; c++) { /* what else is in the pool must stay as it was */
             struct reference_pool got = {image, scene.pool.page_bytes, *layout};
             float number = (float)reference_number(layout->format, reference_key(&got, page, place, c));
             double relative = layout->format == KV_F32 ? 0 : layout->format == KV_F16 ? 0x1p-11 : 0x1p-8;
             parity_check_close(
-                parity, &number, &want[c], 1, 1e-5, relative, "rotate d=%u/%u to %u", rope_dim, dim, to[i]);
+                parity, &number, &want[c], 1, 1e-5, relative, "rotate d=%u/%u to %u", rope->dim, dim, to[i]);
             memcpy(reference_key(&scene.pool, page, place, c), reference_key(&got, page, place, c),
                 reference_number_bytes(layout->format));
         }
     }
     parity_check_bytes(parity, image, scene.pool.image, scene.pages * scene.pool.page_bytes, "pool after rotate");
     parity_release(parity, device);
-    free(inverse_freq);
     free(list);
     free(to);
     free(keys);
@@ -497,6 +608,12 @@ const struct parity_case parity_score_cases[] = {
     {"score layer mean", case_pipeline, 10, 11, NULL},
     {"score key norm", case_pipeline, 20, 12, NULL},
     {"score key difference", case_pipeline, 20, 13, NULL},
+    {"score expected attention", case_pipeline, 16, 14, NULL},
+    {"score laprox", case_pipeline, 16, 15, NULL},
+    {"score laprox per head", case_pipeline, 16, 16, NULL},
+    {"score drop error", case_pipeline, 16, 17, NULL},
+    {"score pool adaptive", case_pipeline, 30, 18, NULL},
+    {"score output norm", case_pipeline, 16, 19, NULL},
     {"score preference", case_preference, 20, 0, NULL},
     {"score refused", case_refused, 2, 0, NULL},
     {"score rotate", case_rotate, 20, 0, NULL},
