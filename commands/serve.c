@@ -22,7 +22,7 @@ struct serve {
     struct error chat_error;
 };
 
-/* The server's own policy. */
+/* The server's own policy, which the model must be able to have. */
 static int serve_read_policy(struct serve *serve, struct error *error) {
     const struct config *config = serve->config;
     int code = config_policies(config, &serve->policies, &serve->policies_count, error);
@@ -32,7 +32,12 @@ static int serve_read_policy(struct serve *serve, struct error *error) {
     if (budget && policy_settings_keep_all(&serve->policies[0]))
         log_event(LOG_WARNING, NULL, "kv-ratio and kv-tokens have no effect", "kv_policy",
             LOG_STRING(serve->policies[0].policy->name), NULL);
-    return 0;
+    struct sequence *sequence = sequence_create(serve->engine);
+    if (sequence == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a sequence");
+    code = sequence_set_policy(sequence, &serve->policies[0], 1, error);
+    sequence_free(sequence);
+    return code;
 }
 
 /* server_load: runs on its own thread while the server answers /health already. */
