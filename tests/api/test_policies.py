@@ -16,6 +16,7 @@ from conftest import SERVER, Stream
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 POLICIES = ["random", "streaming", "h2o", "h2o_mean", "scissorhands", "tova", "snapkv", "pyramidkv", "adakv", "criticalkv",
             "keydiff", "knorm", "keyformer", "expected_attention", "cake", "laprox", "restkv", "rlkv", "hybrid"]
+EVERY_16 = ["expected_attention", "laprox", "restkv"]  # interval 16: between prunes the cache grows
 STORY = ("The lighthouse keeper wrote a letter every evening. He described the colour of the water, the number of ships "
          "that had passed, and the birds that rested on the rail. ")
 LONG = "".join(f"Day {day}. {STORY}" for day in range(1, 13)) + "On the last day he wrote:"
@@ -85,9 +86,13 @@ def test_a_quarter_is_kept(alone, full, policy):
     usage = alone(policy)["usage"]
     seen = usage["kv_tokens_seen"]
     assert seen == full["usage"]["kv_tokens_seen"] and usage["completion_tokens"] == 12
-    assert abs(usage["kv_tokens_kept"] - seen // 4) <= 1
+    most = seen // 4 + (15 if policy in EVERY_16 else 1)
+    if policy == "rlkv":  # whole heads: the nearest number of them that fits the budget
+        assert 0.7 * most <= usage["kv_tokens_kept"] <= most
+    else:
+        assert seen // 4 - 1 <= usage["kv_tokens_kept"] <= most
     assert usage["kv_bytes_full"] == full["usage"]["kv_bytes_full"]
-    assert usage["kv_bytes"] < 0.5 * usage["kv_bytes_full"]
+    assert usage["kv_bytes"] < 0.65 * usage["kv_bytes_full"]  # statistics included
 
 
 @pytest.mark.parametrize("kv_cache, kept", [
@@ -251,19 +256,21 @@ def test_gauges_show_what_running_sequences_keep(server):
 
 @pytest.mark.parametrize("swap", ["64M", "0"])
 def test_the_same_after_preemption(start_server, alone, swap):
-    """Memory for a few sequences only; with no memory to swap to, they are computed again."""
-    server = start_server("--kv-memory", "24M", "--kv-swap", swap, "--no-prefix-sharing")
+    """Short prompts let more sequences in than there is memory for when their answers have grown; with no memory to swap
+    to, they are computed again."""
+    server = start_server("--kv-memory", "10M", "--kv-swap", swap, "--no-prefix-sharing")
     wanted = ["h2o", "snapkv", "streaming"]
-    longer = dict(max_tokens=150)
-    expected = {policy: tokens(answer(server, kv_cache={"policy": policy, "ratio": 0.5}, **longer)) for policy in wanted}
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        replies = [(policy, pool.submit(answer, server, kv_cache={"policy": policy, "ratio": 0.5}, **longer))
-                   for policy in wanted * 4]
+    body = dict(prompt=STORY, max_tokens=200)
+    expected = {policy: tokens(answer(server, kv_cache={"policy": policy, "ratio": 0.75}, **body)) for policy in wanted}
+    assert server.idle()["num_preemptions_total"] == 0
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        replies = [(policy, pool.submit(answer, server, kv_cache={"policy": policy, "ratio": 0.75}, **body))
+                   for policy in wanted * 2]
         for policy, reply in replies:
             assert tokens(reply.result()) == expected[policy], policy
     metrics = server.idle()
-    if metrics["num_preemptions_total"] > 0:
-        assert metrics["kv_swaps_total" if swap != "0" else "kv_replays_total"] > 0
+    assert metrics["num_preemptions_total"] > 0, "the test did not force any preemption"
+    assert (metrics["kv_swaps_total"] > 0) == (swap != "0") and (metrics["kv_replays_total"] > 0) == (swap == "0")
     server.stop()
 
 
