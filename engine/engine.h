@@ -66,6 +66,10 @@ uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens,
 int sequence_set_policy(
     struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error);
 const struct policy_settings *sequence_policy(const struct sequence *sequence); /* NULL: none */
+/* Another budget for the policy that was chosen, until its first prune: a prompt is computed once, forked before
+ * engine_prune, and each fork pruned to its own. ratio counts when tokens is 0. ERROR_INVALID: a prune was done, or the
+ * budget is none for the policy, or one that needs other statistics (everything is kept, or nothing was to be). */
+int sequence_set_budget(struct sequence *sequence, double ratio, uint32_t tokens, struct error *error);
 
 /* Tokens that may be appended before a prune is due (to the end of the prompt or the next multiple of
  * prefill_prune_every); UINT32_MAX when none will be. engine_forward refuses more (ERROR_INVALID). */

@@ -182,6 +182,26 @@ int sequence_set_policy(
     return 0;
 }
 
+int sequence_set_budget(struct sequence *sequence, double ratio, uint32_t tokens, struct error *error) {
+    struct eviction *eviction = &sequence->eviction;
+    struct policy_settings changed = eviction->settings; /* borrows the gates */
+    if (changed.policy == NULL || eviction->handled > 0)
+        return error_set(
+            error, ERROR_INVALID, "a budget is changed between the choice of a policy and its first prune");
+    changed.ratio = ratio;
+    changed.tokens = tokens;
+    int code = policy_settings_check(&changed, error);
+    if (code != 0)
+        return code;
+    if (policy_settings_keep_all(&changed) == eviction->evicts ||
+        policy_needs(&changed, true) != policy_needs(&eviction->settings, true))
+        return error_set(error, ERROR_INVALID, "a budget of %g, %u tokens needs other statistics than those there are",
+            ratio, tokens);
+    eviction->settings.ratio = ratio;
+    eviction->settings.tokens = tokens;
+    return 0;
+}
+
 const struct policy_settings *sequence_policy(const struct sequence *sequence) {
     return sequence->eviction.settings.policy != NULL ? &sequence->eviction.settings : NULL;
 }

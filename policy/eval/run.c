@@ -98,43 +98,92 @@ static void clear_wave(struct eval_run *run) {
     run->lanes_count = 0;
 }
 
-/* Every item has random numbers of its own. */
-static int choose_policy(struct eval_run *run, struct lane *lane, struct error *error) {
-    if (lane->variant == 0)
-        return 0;
-    struct policy_settings settings = run->options.setup->variants[lane->variant].settings; /* gates are borrowed */
-    settings.seed += run->work->index;
-    return sequence_set_policy(lane->sequence, &settings, (uint32_t)run->work->question->prompt.count, error);
+/* ---- stems ---- */
+
+static void drop_stem(struct eval_run *run) {
+    sequence_free(run->stem.sequence);
+    run->stem = (struct stem){0};
 }
 
-/* row: of the prompt's last token, when no question follows. */
-static int prefill(struct eval_run *run, struct lane *lane, uint32_t *row, struct error *error) {
+/* Every item has random numbers of its own. */
+static int choose_policy(struct eval_run *run, uint32_t variant, struct error *error) {
+    if (variant == 0)
+        return 0;
+    struct policy_settings settings = run->options.setup->variants[variant].settings; /* gates are borrowed */
+    settings.seed += run->work->index;
+    return sequence_set_policy(run->stem.sequence, &settings, (uint32_t)run->work->question->prompt.count, error);
+}
+
+/* Computes the prompt; all its prunes but the last. */
+static int prefill(struct eval_run *run, struct error *error) {
     struct engine *engine = run->options.engine;
+    struct stem *stem = &run->stem;
     const struct eval_question *question = run->work->question;
-    uint32_t count = (uint32_t)question->prompt.count;
-    uint32_t done = sequence_reuse_prefix(lane->sequence, question->prompt.ids, count);
+    uint32_t count = (uint32_t)question->prompt.count, rows, row = 0;
     double start = clock_seconds();
-    while (done < count) {
-        uint32_t rows = count - done, room = sequence_room(lane->sequence);
+    for (uint32_t done = sequence_reuse_prefix(stem->sequence, question->prompt.ids, count); done < count;
+         done += rows) {
+        rows = count - done;
         rows = rows > engine_batch_rows(engine) ? engine_batch_rows(engine) : rows;
-        rows = rows > room ? room : rows;
-        bool last = done + rows == count && question->asked.count == 0;
-        struct batch_item item = {.sequence = lane->sequence,
+        rows = rows > sequence_room(stem->sequence) ? sequence_room(stem->sequence) : rows;
+        bool last = done + rows == count;
+        struct batch_item item = {.sequence = stem->sequence,
             .tokens = question->prompt.ids + done,
             .count = rows,
-            .want = last ? WANT_LAST : WANT_NONE};
+            .want = last && question->asked.count == 0 ? WANT_LAST : WANT_NONE};
         int code = engine_forward(engine, &item, 1, error);
-        if (code == 0)
-            code = engine_prune(engine, &lane->sequence, 1, error);
+        if (code == 0 && !last)
+            code = engine_prune(engine, &stem->sequence, 1, error);
         if (code != 0)
             return code;
-        *row = item.first_row;
-        done += rows;
-        lane->tokens += rows;
+        row = item.first_row;
+        stem->tokens += rows;
     }
-    lane->seconds = clock_seconds() - start;
-    return 0;
+    stem->seconds = clock_seconds() - start;
+    return question->asked.count == 0 ? first_results(run, row, stem->first, error) : 0;
 }
+
+/* Whether the prompt of one serves the other: nothing but the budget differs, and it does not matter before the last
+ * prune. */
+static bool share_stem(const struct eval_run *run, uint32_t a, uint32_t b) {
+    const struct eval_variant *x = &run->options.setup->variants[a], *y = &run->options.setup->variants[b];
+    return a > 0 && b > 0 && strcmp(x->policy, y->policy) == 0 && x->settings.prefill_prune_every == 0 &&
+           !policy_settings_keep_all(&x->settings) && !policy_settings_keep_all(&y->settings);
+}
+
+static int create_stem(struct eval_run *run, uint32_t variant, struct error *error) {
+    drop_stem(run);
+    run->stem.variant = variant;
+    run->stem.sequence = sequence_create(run->options.engine);
+    if (run->stem.sequence == NULL)
+        return error_set(error, ERROR_PAGES, "no memory for a sequence");
+    int code = choose_policy(run, variant, error);
+    return code == 0 ? prefill(run, error) : code;
+}
+
+/* The lane's sequence, and the last prune of its prompt. */
+static int take_stem(struct eval_run *run, struct lane *lane, struct error *error) {
+    struct stem *stem = &run->stem;
+    const struct policy_settings *settings = &run->options.setup->variants[lane->variant].settings;
+    int code = 0;
+    if (stem->sequence == NULL || (stem->variant != lane->variant && !share_stem(run, stem->variant, lane->variant)))
+        code = create_stem(run, lane->variant, error);
+    if (code != 0)
+        return code;
+    lane->sequence = sequence_fork(stem->sequence);
+    if (lane->sequence == NULL)
+        return error_set(error, ERROR_PAGES, "no memory for a fork of a sequence");
+    if (stem->variant != lane->variant)
+        code = sequence_set_budget(lane->sequence, settings->ratio, settings->tokens, error);
+    double start = clock_seconds();
+    if (code == 0)
+        code = engine_prune(run->options.engine, &lane->sequence, 1, error);
+    lane->seconds = stem->seconds + clock_seconds() - start;
+    lane->tokens = stem->tokens;
+    return code;
+}
+
+/* ---- what is kept ---- */
 
 /* Part of the heads of each layer that keep the token: counts [layers][tokens]. NULL: no memory. */
 static uint16_t *count_kept(struct eval_run *run, struct sequence *sequence, uint32_t tokens) {
@@ -201,26 +250,21 @@ static int record_kept(struct eval_run *run, struct lane *lane, struct error *er
     return code;
 }
 
+/* ---- lanes of a wave ---- */
+
 /* The prompt of one variant, pruned; its branches when no question follows. */
 static int add_lane(struct eval_run *run, uint32_t variant, struct error *error) {
     struct lane *lane = &run->lanes[run->lanes_count++];
-    uint32_t row = 0;
     lane->variant = variant;
-    lane->sequence = sequence_create(run->options.engine);
-    if (lane->sequence == NULL)
-        return error_set(error, ERROR_PAGES, "no memory for a sequence");
-    int code = choose_policy(run, lane, error);
-    if (code == 0)
-        code = prefill(run, lane, &row, error);
+    int code = take_stem(run, lane, error);
     if (code == 0)
         code = record_kept(run, lane, error);
     if (code == 0 && variant == 0) { /* held, so that the others find its prefix */
-        run->teacher = sequence_fork(lane->sequence);
-        if (run->teacher == NULL)
-            code = error_set(error, ERROR_PAGES, "no memory for a fork of a sequence");
+        run->teacher = run->stem.sequence;
+        run->stem.sequence = NULL;
     }
     if (code == 0 && run->work->question->asked.count == 0)
-        code = open_branches(run, lane, row, error);
+        code = open_branches(run, lane, run->stem.first, error);
     return code;
 }
 
@@ -231,7 +275,7 @@ static int add_teacher(struct eval_run *run, struct error *error) {
     lane->sequence = sequence_fork(run->teacher);
     if (lane->sequence == NULL)
         return error_set(error, ERROR_PAGES, "no memory for a fork of a sequence");
-    return open_branches(run, lane, 0, error);
+    return open_branches(run, lane, NULL, error);
 }
 
 /* ---- waves ---- */
@@ -398,6 +442,7 @@ static int run_waves(struct eval_run *run, const uint32_t *order, uint32_t count
     while (next < count && code == 0) {
         uint32_t begin = next;
         code = fill_wave(run, order, count, limit, &next, error);
+        drop_stem(run); /* its pages are wanted */
         uint32_t lanes = next - begin;
         if (code == 0)
             code = run_wave(run, error);

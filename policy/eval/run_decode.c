@@ -13,12 +13,21 @@ void branch_close(struct branch *branch) {
     branch->sequence = NULL;
 }
 
+/* Mean over layers and heads. */
+static double mean_tokens(const struct eval_run *run, const struct kv_sequence *kv) {
+    const struct model_shape *shape = &engine_model(run->options.engine)->shape;
+    uint64_t tokens = 0;
+    for (uint32_t head = 0; head < run->heads; head++)
+        tokens += kv_sequence_tokens(kv, head / shape->kv_heads, head % shape->kv_heads);
+    return (double)tokens / run->heads;
+}
+
 void measure_memory(struct eval_run *run, struct lane *lane, struct sequence *sequence) {
     struct kv_sequence *kv = sequence_kv(sequence);
     const struct kv_pool *pool = kv_cache_pool(engine_kv_cache(run->options.engine));
     uint32_t seen = sequence_length(sequence);
     lane->tokens_seen = seen;
-    lane->tokens_kept = (double)kv_sequence_slots_held(kv) / run->heads;
+    lane->tokens_kept = mean_tokens(run, kv);
     lane->bytes =
         (double)kv_sequence_pages_held(kv) * (double)pool->page_bytes + (double)sequence_statistics_bytes(sequence);
     lane->bytes_full = (double)((seen + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS) * run->heads * (double)pool->page_bytes;
@@ -85,8 +94,7 @@ static int open_answer(struct eval_run *run, struct lane *lane, const struct sam
     return take_token(run, answer, first->token, answer_ends, error);
 }
 
-/* Two results of the same row: the most likely token, and the log-probability of the gold answer's first token. */
-static int first_results(struct eval_run *run, uint32_t row, struct sample_result out[2], struct error *error) {
+int first_results(struct eval_run *run, uint32_t row, struct sample_result out[2], struct error *error) {
     const struct token_list *gold = &run->work->question->gold;
     struct sample_params params[2] = {greedy, greedy};
     uint32_t rows[2] = {row, row};
@@ -102,13 +110,10 @@ static int first_results(struct eval_run *run, uint32_t row, struct sample_resul
     return engine_sample(run->options.engine, rows, params, count, out, error);
 }
 
-int open_branches(struct eval_run *run, struct lane *lane, uint32_t row, struct error *error) {
-    struct sample_result first[2] = {0};
+int open_branches(struct eval_run *run, struct lane *lane, const struct sample_result first[2], struct error *error) {
     bool ends[BRANCHES] = {false, false};
-    int code = lane->silent ? 0 : first_results(run, row, first, error);
-    if (code != 0)
-        return code;
-    if (first[0].undefined)
+    int code = 0;
+    if (!lane->silent && first[0].undefined)
         return refuse_logits(run, lane, error);
     if (run->work->item == NULL)
         code = open_kl(run, lane, first);
@@ -168,6 +173,12 @@ static void add_time(struct eval_run *run, uint32_t count, double start) {
     }
 }
 
+static int finish_asking(struct eval_run *run, struct lane *lane, uint32_t row, struct error *error) {
+    struct sample_result first[2];
+    int code = first_results(run, row, first, error);
+    return code == 0 ? open_branches(run, lane, first, error) : code;
+}
+
 static int ask(struct eval_run *run, struct error *error) {
     struct engine *engine = run->options.engine;
     int code = 0;
@@ -181,7 +192,7 @@ static int ask(struct eval_run *run, struct error *error) {
         for (uint32_t i = 0; i < count && code == 0; i++) {
             run->owners[i]->asked += run->items[i].count;
             if (run->items[i].want == WANT_LAST)
-                code = open_branches(run, run->owners[i], run->items[i].first_row, error);
+                code = finish_asking(run, run->owners[i], run->items[i].first_row, error);
         }
     }
     return code;

@@ -46,6 +46,15 @@ struct lane {
     uint32_t tokens_seen;
 };
 
+/* The prompt before its last prune: variants that differ in the budget only take forks of it. */
+struct stem {
+    uint32_t variant; /* whose policy it is */
+    struct sequence *sequence;
+    struct sample_result first[2]; /* see open_branches; when no question follows */
+    double seconds;
+    uint32_t tokens;
+};
+
 struct eval_run {
     struct eval_run_options options;
     int32_t *ends; /* tokens that end a text */
@@ -55,7 +64,8 @@ struct eval_run {
     const struct eval_work *work;
     struct sequence *teacher; /* `full` after the prompt */
     int32_t own_first;        /* its choice there */
-    struct lane *lanes;       /* [variants + 1] of the wave */
+    struct stem stem;
+    struct lane *lanes; /* [variants + 1] of the wave */
     uint32_t lanes_count;
     /* Of `full`, for the others. */
     double full_loss[BRANCHES];
@@ -73,8 +83,10 @@ struct eval_run {
 
 /* Feeds the question to the lanes of the wave, forks them, and feeds or generates to the end. */
 int run_wave(struct eval_run *run, struct error *error);
-/* What the logits after prompt and question say (row: the lane's), and the branches. */
-int open_branches(struct eval_run *run, struct lane *lane, uint32_t row, struct error *error);
+/* What the logits after prompt and question say: the most likely token, and the gold answer's first one. */
+int first_results(struct eval_run *run, uint32_t row, struct sample_result out[2], struct error *error);
+/* Forks the lane into its branches, each with its first token to feed. first: not read for a silent lane. */
+int open_branches(struct eval_run *run, struct lane *lane, const struct sample_result first[2], struct error *error);
 void measure_memory(struct eval_run *run, struct lane *lane, struct sequence *sequence);
 void branch_close(struct branch *branch);
 
