@@ -291,7 +291,6 @@ static struct statistics_rows block_statistics(
         .prompt = item->prompt,
         .window_token = window > block->token ? window - block->token : 0,
         .above_token = above > block->token ? above - block->token : 0,
-        .lock = job->locks == NULL ? NULL : &job->locks[view % ATTEND_LOCKS],
     };
 }
 
@@ -300,13 +299,32 @@ static struct statistics_part block_part(const struct attend_job *job, const str
     return (struct statistics_part){block->head, block->head - block->kv_head * group, block->group};
 }
 
-static void split_add_noise(const struct attend_job *job, const struct attend_block *block, uint32_t token, uint32_t g,
+static void split_add_noise(const struct attend_job *job, const struct attend_block *block, uint32_t row,
     const struct attend_pages *found, const float *scores, struct statistics_split *kept) {
     const int32_t *positions[ATTEND_PAGES];
     for (uint32_t i = 0; i < found->count; i++)
         positions[i] = kv_page_positions(job->layout, (char *)found->pages[i]);
     struct statistics_rows rows = block_statistics(job, block, block->needs);
-    statistics_add_noise(&rows, block_part(job, block), token, g, scores, positions, job->kernels, kept);
+    statistics_add_noise(job->statistics, &rows, block_part(job, block), row, scores, positions, job->kernels, kept);
+}
+
+/* Before the rows of a split: nothing is seen yet; what will be written is fetched. */
+static void split_begin_kept(const struct attend_job *job, const struct attend_block *block, uint32_t split,
+    const struct attend_pages *found, struct statistics_split *kept) {
+    struct statistics_rows rows = block_statistics(job, block, block->needs);
+    statistics_split_clear(&rows, kept);
+    if (found->count == 0)
+        return;
+    kept->pages = found->count;
+    memcpy(kept->places, found->places, sizeof kept->places);
+    if (block->tokens == 1)
+        statistics_expect(&rows, split, found->places[found->count - 1] + 1u);
+}
+
+static void row_clear(
+    const struct attend_job *job, const struct attend_block *block, uint32_t row, struct statistics_split *kept) {
+    struct statistics_rows rows = block_statistics(job, block, block->needs);
+    statistics_row_clear(&rows, block_part(job, block), row, kept);
 }
 
 /* m and l of one row whose scores become p. */
@@ -314,7 +332,7 @@ static void row_softmax(const struct attend_job *job, const struct attend_block 
     const struct attend_pages *found, const uint16_t *masks, float *scores, struct split_softmax *to,
     struct statistics_split *kept) {
     if (kept != NULL && block->needs & STATISTIC_NOISY)
-        split_add_noise(job, block, row / block->group, row % block->group, found, scores, kept);
+        split_add_noise(job, block, row, found, scores, kept);
     if (kept != NULL && block->needs & STATISTIC_ENTROPY)
         to->m[row] = job->kernels->softmax_entropy(scores, masks, found->count, &to->l[row], &kept->t[row]);
     else
@@ -330,24 +348,22 @@ static void row_softmax(const struct attend_job *job, const struct attend_block 
 static bool split_score(const struct attend_job *job, const struct attend_block *block, uint32_t split, const float *q,
     struct attend_pages *found, uint16_t masks[][ATTEND_PAGES], float *scores, struct split_softmax *to,
     struct statistics_split *kept) {
-    if (kept != NULL)
-        statistics_split_clear(kept);
     split_find_pages(job, block, split, found);
+    if (kept != NULL)
+        split_begin_kept(job, block, split, found, kept);
     if (found->count == 0)
         return false;
     uint32_t dim = job->layout->head_dim;
     split_expect_values(job, found);
     job->format->scores(q, block_rows(block), dim, dim, found->pages, found->ahead, found->count, scores);
-    if (kept != NULL) {
-        kept->pages = found->count;
-        memcpy(kept->places, found->places, sizeof kept->places);
-    }
     for (uint32_t token = 0; token < block->tokens; token++) {
         bool sees = token_masks(job, block, token, found, masks[token]);
         for (uint32_t row = token * block->group; row < (token + 1) * block->group; row++) {
             to->l[row] = 0;
             if (sees)
                 row_softmax(job, block, row, found, masks[token], scores + (size_t)row * ATTEND_SPLIT, to, kept);
+            else if (kept != NULL)
+                row_clear(job, block, row, kept);
         }
     }
     return true;
@@ -449,22 +465,9 @@ static void block_add_statistics(const struct attend_job *job, const struct atte
     if (block->needs == 0 || block->splits == 0)
         return;
     struct statistics_rows rows = block_statistics(job, block, block->needs);
-    struct statistics_part part = block_part(job, block);
-    struct statistics_totals totals;
-    struct statistics_work work;
-    statistics_begin(&totals);
-    for (uint32_t split = 0; split < block->splits; split++)
-        statistics_total(job->statistics, &rows, part, block_kept(block, kept, split), &totals);
-    for (uint32_t split = 0; split < block->splits; split++) {
-        const struct statistics_split *from = block_kept(block, kept, split);
-        statistics_gather(job->statistics, &rows, part, from, split, &totals, &work);
-        statistics_count(job->statistics, &rows, from, split, &totals, &work);
-    }
-    if (block->needs & STATISTIC_ENTROPY) {
-        double sums[ATTEND_ROWS] = {0};
-        statistics_entropy(&rows, part, &totals, sums);
-        statistics_store_entropy(&rows, sums);
-    }
+    size_t view = (size_t)block->item * job->layout->kv_heads + block->kv_head;
+    statistics_add(job->statistics, &rows, block_part(job, block), block_kept(block, kept, 0),
+        statistics_split_bytes(block->needs, block_rows(block)), block->splits, &job->locks[view % ATTEND_LOCKS]);
 }
 
 /* All splits of a block, merged as they come. kept: memory for block_kept_bytes. */
@@ -692,8 +695,9 @@ static void later_tokens(const struct attend_job *job, const struct attend_block
                 statistics_entropy(&rows, place, of, entropies);
             later_split(job, &part, split, &space.split);
             statistics_gather(job->statistics, &rows, place, &space.split, split, of, &work);
+            if (i + 1 == parts)
+                statistics_count(job->statistics, &rows, place, &space.split, split, of, &work);
         }
-        statistics_count(job->statistics, &rows, &space.split, split, &totals[0], &work);
     }
     if (needs & STATISTIC_ENTROPY && first->splits > 0)
         statistics_store_entropy(&rows, entropies);

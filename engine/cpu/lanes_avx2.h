@@ -220,6 +220,51 @@ static inline struct lanes lanes_difference(struct lanes a, struct lanes b, doub
     return (struct lanes){lanes_difference_eight(a.low, b.low, shift), lanes_difference_eight(a.high, b.high, shift)};
 }
 
+static inline __m256 lanes_mantissa_eight(__m256 x, __m256 *exponent) {
+    const __m256i root = _mm256_set1_epi32(0x3f3504f3), one = _mm256_set1_epi32(0x3f800000);
+    __m256i bits = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_sub_epi32(one, root));
+    *exponent = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(bits, 23), _mm256_set1_epi32(127)));
+    bits = _mm256_add_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffff)), root);
+    return _mm256_castsi256_ps(bits);
+}
+
+static inline struct lanes lanes_mantissa(struct lanes x, struct lanes *exponent) {
+    return (struct lanes){lanes_mantissa_eight(x.low, &exponent->low), lanes_mantissa_eight(x.high, &exponent->high)};
+}
+
+/* The low 64 bits of products, from those of 32-bit halves. */
+static inline __m256i lanes_multiply(__m256i a, uint64_t factor) {
+    __m256i b = _mm256_set1_epi64x((long long)factor), high = _mm256_set1_epi64x((long long)(factor >> 32));
+    __m256i cross = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), b), _mm256_mul_epu32(a, high));
+    return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32));
+}
+
+static inline __m256i lanes_mix(__m256i x) {
+    x = _mm256_add_epi64(x, _mm256_set1_epi64x((long long)0x9e3779b97f4a7c15u));
+    x = lanes_multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 30)), 0xbf58476d1ce4e5b9u);
+    x = lanes_multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 27)), 0x94d049bb133111ebu);
+    return _mm256_xor_si256(x, _mm256_srli_epi64(x, 31));
+}
+
+static inline __m256d lanes_uniform_four(uint64_t key, const int32_t *positions) {
+    __m256i wide = _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)positions));
+    __m256i bits = _mm256_srli_epi64(lanes_mix(_mm256_xor_si256(_mm256_set1_epi64x((long long)key), wide)), 12);
+    bits = _mm256_or_si256(bits, _mm256_set1_epi64x(0x3ff0000000000000));
+    return _mm256_sub_pd(_mm256_castsi256_pd(bits), _mm256_set1_pd(1 - 0x1p-53));
+}
+
+static inline __m256 lanes_uniform_eight(uint64_t key, const int32_t *positions, __m256 *complement) {
+    const __m256d one = _mm256_set1_pd(1);
+    __m256d low = lanes_uniform_four(key, positions), high = lanes_uniform_four(key, positions + 4);
+    *complement = _mm256_set_m128(_mm256_cvtpd_ps(_mm256_sub_pd(one, high)), _mm256_cvtpd_ps(_mm256_sub_pd(one, low)));
+    return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
+}
+
+static inline struct lanes lanes_uniform(uint64_t key, const int32_t *positions, struct lanes *complement) {
+    return (struct lanes){lanes_uniform_eight(key, positions, &complement->low),
+        lanes_uniform_eight(key, positions + 8, &complement->high)};
+}
+
 static inline struct counts counts_zero(void) {
     return (struct counts){_mm256_setzero_si256(), _mm256_setzero_si256()};
 }
@@ -257,7 +302,19 @@ static inline void counts_add_wide(uint64_t *to, struct counts a) {
     counts_add_four(to + 12, _mm256_extracti128_si256(a.high, 1));
 }
 
-static inline void sums_store(double to[LANES], struct sums s) {
+static inline struct sums sums_load(const double *from) {
+    return (struct sums){
+        {_mm256_loadu_pd(from), _mm256_loadu_pd(from + 4), _mm256_loadu_pd(from + 8), _mm256_loadu_pd(from + 12)}};
+}
+
+static inline struct sums sums_fma(double a, struct sums b, struct sums s) {
+    __m256d factor = _mm256_set1_pd(a);
+    for (int i = 0; i < 4; i++)
+        s.v[i] = _mm256_fmadd_pd(factor, b.v[i], s.v[i]);
+    return s;
+}
+
+static inline void sums_store(double *to, struct sums s) {
     for (int i = 0; i < 4; i++)
         _mm256_storeu_pd(to + 4 * i, s.v[i]);
 }

@@ -176,6 +176,43 @@ static inline struct lanes lanes_difference(struct lanes a, struct lanes b, doub
     return (struct lanes){_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1)};
 }
 
+static inline struct lanes lanes_mantissa(struct lanes x, struct lanes *exponent) {
+    const __m512i root = _mm512_set1_epi32(0x3f3504f3), one = _mm512_set1_epi32(0x3f800000);
+    __m512i bits = _mm512_add_epi32(_mm512_castps_si512(x.v), _mm512_sub_epi32(one, root));
+    exponent->v = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(bits, 23), _mm512_set1_epi32(127)));
+    bits = _mm512_add_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(0x7fffff)), root);
+    return (struct lanes){_mm512_castsi512_ps(bits)};
+}
+
+static inline __m512i lanes_mix(__m512i x) {
+    x = _mm512_add_epi64(x, _mm512_set1_epi64((long long)0x9e3779b97f4a7c15u));
+    x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 30));
+    x = _mm512_mullo_epi64(x, _mm512_set1_epi64((long long)0xbf58476d1ce4e5b9u));
+    x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 27));
+    x = _mm512_mullo_epi64(x, _mm512_set1_epi64((long long)0x94d049bb133111ebu));
+    return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
+}
+
+static inline __m512d lanes_uniform_eight(uint64_t key, __m256i positions) {
+    __m512i bits = _mm512_xor_si512(_mm512_set1_epi64((long long)key), _mm512_cvtepu32_epi64(positions));
+    bits = _mm512_srli_epi64(lanes_mix(bits), 12);
+    bits = _mm512_or_si512(bits, _mm512_set1_epi64(0x3ff0000000000000));
+    return _mm512_sub_pd(_mm512_castsi512_pd(bits), _mm512_set1_pd(1 - 0x1p-53));
+}
+
+static inline struct lanes lanes_narrow(__m512d low, __m512d high) {
+    __m512 first = _mm512_castps256_ps512(_mm512_cvtpd_ps(low));
+    return (struct lanes){_mm512_insertf32x8(first, _mm512_cvtpd_ps(high), 1)};
+}
+
+static inline struct lanes lanes_uniform(uint64_t key, const int32_t *positions, struct lanes *complement) {
+    const __m512d one = _mm512_set1_pd(1);
+    __m512d low = lanes_uniform_eight(key, _mm256_loadu_si256((const __m256i *)positions));
+    __m512d high = lanes_uniform_eight(key, _mm256_loadu_si256((const __m256i *)(positions + 8)));
+    *complement = lanes_narrow(_mm512_sub_pd(one, low), _mm512_sub_pd(one, high));
+    return lanes_narrow(low, high);
+}
+
 static inline struct counts counts_zero(void) {
     return (struct counts){_mm512_setzero_si512()};
 }
@@ -209,7 +246,16 @@ static inline void counts_add_wide(uint64_t *to, struct counts a) {
     counts_add_eight(to + 8, _mm512_extracti64x4_epi64(a.v, 1));
 }
 
-static inline void sums_store(double to[LANES], struct sums s) {
+static inline struct sums sums_load(const double *from) {
+    return (struct sums){_mm512_loadu_pd(from), _mm512_loadu_pd(from + 8)};
+}
+
+static inline struct sums sums_fma(double a, struct sums b, struct sums s) {
+    __m512d factor = _mm512_set1_pd(a);
+    return (struct sums){_mm512_fmadd_pd(factor, b.low, s.low), _mm512_fmadd_pd(factor, b.high, s.high)};
+}
+
+static inline void sums_store(double *to, struct sums s) {
     _mm512_storeu_pd(to, s.low);
     _mm512_storeu_pd(to + 8, s.high);
 }

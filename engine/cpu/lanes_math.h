@@ -25,6 +25,38 @@ static inline struct lanes lanes_exp(struct lanes x) {
     return lanes_keep_unless_below(x, lanes_set(-87.33f), lanes_shift_exponent(p, counter));
 }
 
+/* ln(1 + f) + exponent ln 2 with an error of about 1e-7 of either part, for 1 + f in [sqrt(1/2), sqrt(2)): f - f^2 / 2
+ * + f^3 c(f), c of degree 7 fitted by minimax (relative error 6e-9). */
+static inline struct lanes lanes_log_near_one(struct lanes f, struct lanes exponent) {
+    struct lanes c = lanes_set(-0x1.38b576p-4f), square = lanes_mul(f, f);
+    c = lanes_fma(c, f, lanes_set(0x1.055b68p-3f));
+    c = lanes_fma(c, f, lanes_set(-0x1.0d8542p-3f));
+    c = lanes_fma(c, f, lanes_set(0x1.22da1ep-3f));
+    c = lanes_fma(c, f, lanes_set(-0x1.547244p-3f));
+    c = lanes_fma(c, f, lanes_set(0x1.99a008p-3f));
+    c = lanes_fma(c, f, lanes_set(-0x1.000226p-2f));
+    c = lanes_fma(c, f, lanes_set(0x1.555554p-2f));
+    struct lanes rest = lanes_fma(square, lanes_set(-0.5f), lanes_mul(c, lanes_mul(square, f)));
+    rest = lanes_fma(exponent, lanes_set(-0x1.05c610p-29f), rest);
+    return lanes_fma(exponent, lanes_set(0x1.62e43p-1f), lanes_add(f, rest));
+}
+
+/* ln x for normal x > 0. */
+static inline struct lanes lanes_log(struct lanes x) {
+    struct lanes exponent, mantissa = lanes_mantissa(x, &exponent);
+    return lanes_log_near_one(lanes_sub(mantissa, lanes_set(1)), exponent);
+}
+
+/* -ln(-ln u), u = 1 - complement: near 1 the logarithm is that of the complement, which has all its digits. */
+static inline struct lanes lanes_gumbel(struct lanes u, struct lanes complement) {
+    const struct lanes zero = lanes_set(0);
+    struct lanes exponent, f = lanes_sub(lanes_mantissa(u, &exponent), lanes_set(1));
+    uint32_t near_one = lanes_at_least(u, lanes_set(0.75f));
+    f = lanes_replace(near_one, lanes_sub(zero, complement), f);
+    exponent = lanes_replace(near_one, zero, exponent);
+    return lanes_sub(zero, lanes_log(lanes_sub(zero, lanes_log_near_one(f, exponent))));
+}
+
 /* Rounding up to whole vectors. */
 static inline uint32_t lanes_round_up(uint32_t count) {
     return (count + LANES - 1) / LANES * LANES;

@@ -18,6 +18,10 @@
  *   sums                       sixteen double accumulators; sums_fma adds the product, which is exact in double
  *   counts                     sixteen 32-bit integers; counts_round takes numbers in [0, 2^31), half to even
  *   counts_add_wide            adds them to sixteen 64-bit integers
+ *   lanes_mantissa             x = mantissa * 2^exponent, mantissa in [sqrt(1/2), sqrt(2)), for normal x > 0
+ *   lanes_uniform              u in (0, 1) and its complement 1 - u, of the 52 highest bits of mix(key ^ position),
+ * plus a half (lanes_mix is SplitMix64's finaliser, Steele et al. 2014) sums_fma                   sums + a * b, for a
+ * product that is exact
  */
 #ifndef ENGINE_CPU_LANES_SCALAR_H
 #define ENGINE_CPU_LANES_SCALAR_H
@@ -212,6 +216,39 @@ static inline struct lanes lanes_difference(struct lanes a, struct lanes b, doub
     return a;
 }
 
+static inline struct lanes lanes_mantissa(struct lanes x, struct lanes *exponent) {
+    const uint32_t root = 0x3f3504f3; /* bits of sqrt(1/2) */
+    LANES_EACH {
+        uint32_t bits;
+        memcpy(&bits, &x.v[i], sizeof bits);
+        bits += 0x3f800000 - root;
+        exponent->v[i] = (float)((int32_t)(bits >> 23) - 127);
+        bits = (bits & 0x7fffff) + root;
+        memcpy(&x.v[i], &bits, sizeof bits);
+    }
+    return x;
+}
+
+static inline uint64_t lanes_mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline struct lanes lanes_uniform(uint64_t key, const int32_t *positions, struct lanes *complement) {
+    struct lanes r;
+    LANES_EACH {
+        uint64_t bits = lanes_mix(key ^ (uint32_t)positions[i]) >> 12 | 0x3ff0000000000000u;
+        double uniform;
+        memcpy(&uniform, &bits, sizeof uniform);
+        uniform -= 1 - 0x1p-53;
+        r.v[i] = (float)uniform;
+        complement->v[i] = (float)(1 - uniform);
+    }
+    return r;
+}
+
 static inline struct counts counts_zero(void) {
     return (struct counts){{0}};
 }
@@ -246,7 +283,18 @@ static inline void counts_add_wide(uint64_t *to, struct counts a) {
     LANES_EACH to[i] += a.v[i];
 }
 
-static inline void sums_store(double to[LANES], struct sums s) {
+static inline struct sums sums_load(const double *from) {
+    struct sums s;
+    memcpy(s.v, from, sizeof s.v);
+    return s;
+}
+
+static inline struct sums sums_fma(double a, struct sums b, struct sums s) {
+    LANES_EACH s.v[i] += a * b.v[i];
+    return s;
+}
+
+static inline void sums_store(double *to, struct sums s) {
     memcpy(to, s.v, sizeof s.v);
 }
 

@@ -3,12 +3,15 @@
  * Moments of queries before rotation. The product of two floats is exact in double, so every way of adding them in
  * order of position gives the same bits.
  */
-#include "engine/cpu/cpu.h"
+#include "engine/cpu/statistics.h"
+
+#include <string.h>
 
 /* The first tokens draw attention for no reason of their content; policies leave them out (kvpress). */
 enum { POSITIONS_LEFT_OUT = 4 };
 
 struct moments_job {
+    const struct statistics_kernels *kernels;
     const struct kv_batch *batch;
     const struct query_moments *moments;
     const float *qkv;
@@ -21,13 +24,52 @@ static uint32_t first_row(const struct kv_item *item) {
     return left_out < item->rows ? left_out : item->rows;
 }
 
-static void add_row(const float *query, uint32_t dim, double *sum, double *outer) {
-    for (uint32_t i = 0; i < dim; i++) {
-        double a = (double)query[i];
-        sum[i] += a;
-        for (uint32_t j = i; j < dim; j++)
-            outer[(size_t)i * dim + j] += a * (double)query[j];
+/* Rows that are turned into doubles at a time, and room for one of them with whole vectors. */
+enum { ROWS = 16, WIDTH = ATTEND_DIM_MAX + 16 };
+
+/* The next queries of one head: q [count][WIDTH], zero beyond their dim numbers. */
+static void widen_rows(const float *from, size_t stride, uint32_t count, uint32_t dim, double *q) {
+    for (uint32_t row = 0; row < count; row++) {
+        for (uint32_t i = 0; i < WIDTH; i++)
+            q[row * WIDTH + i] = i < dim ? (double)from[row * stride + i] : 0;
     }
+}
+
+/* Rows i .. i + 3 of outer from their diagonal on. The kernel takes whole vectors of four rows: those that reach below
+ * the diagonal or past the last column go by way of a copy. */
+static void add_products(const struct statistics_kernels *kernels, const double *q, uint32_t count, uint32_t i,
+    uint32_t dim, double *outer) {
+    double part[4][16];
+    uint32_t whole = (i + 4 + 15) / 16 * 16, rows = dim - i < 4 ? dim - i : 4;
+    uint32_t vectors = rows == 4 && dim > whole ? (dim - whole) / 16 : 0;
+    if (vectors > 0)
+        kernels->products(q + i, q + whole, WIDTH, count, vectors, outer + (size_t)i * dim + whole, dim);
+    for (uint32_t column = i / 16 * 16; column < dim; column += 16) {
+        if (vectors > 0 && column == whole)
+            column += 16 * vectors;
+        if (column >= dim)
+            break;
+        uint32_t width = dim - column < 16 ? dim - column : 16;
+        memset(part, 0, sizeof part);
+        for (uint32_t k = 0; k < rows; k++)
+            memcpy(part[k], outer + (size_t)(i + k) * dim + column, width * sizeof(double));
+        kernels->products(q + i, q + column, WIDTH, count, 1, part[0], 16);
+        for (uint32_t k = 0; k < rows; k++) {
+            uint32_t from = i + k > column ? i + k - column : 0;
+            if (from < width)
+                memcpy(outer + (size_t)(i + k) * dim + column + from, part[k] + from, (width - from) * sizeof(double));
+        }
+    }
+}
+
+static void add_rows(const struct statistics_kernels *kernels, const double *q, uint32_t count, uint32_t dim,
+    double *sum, double *outer) {
+    for (uint32_t row = 0; row < count; row++) {
+        for (uint32_t i = 0; i < dim; i++)
+            sum[i] += q[row * WIDTH + i];
+    }
+    for (uint32_t i = 0; i < dim; i += 4)
+        add_products(kernels, q, count, i, dim, outer);
 }
 
 static void moments_work(void *context, uint32_t chunk, uint32_t thread) {
@@ -43,14 +85,16 @@ static void moments_work(void *context, uint32_t chunk, uint32_t thread) {
     uint32_t first = first_row(item);
     if (head == 0)
         *to->count += item->rows - first;
-    for (uint32_t row = first; row < item->rows; row++) {
-        const float *query = job->qkv + (item->first_row + row) * stride + (size_t)head * dim;
-        add_row(query, dim, to->sum + (size_t)head * dim, to->outer + (size_t)head * dim * dim);
+    double q[ROWS * WIDTH];
+    for (uint32_t row = first; row < item->rows; row += ROWS) {
+        uint32_t count = item->rows - row < ROWS ? item->rows - row : ROWS;
+        widen_rows(job->qkv + (item->first_row + row) * stride + (size_t)head * dim, stride, count, dim, q);
+        add_rows(job->kernels, q, count, dim, to->sum + (size_t)head * dim, to->outer + (size_t)head * dim * dim);
     }
 }
 
 void cpu_query_moments(struct backend *backend, const struct kv_batch *batch, uint32_t heads, const float *qkv,
     const struct query_moments *moments) {
-    struct moments_job job = {batch, moments, qkv, heads};
+    struct moments_job job = {cpu_backend(backend)->statistics, batch, moments, qkv, heads};
     thread_pool_run(cpu_backend(backend)->threads, batch->items_count * heads, moments_work, &job);
 }

@@ -3,52 +3,64 @@
  * Statistics of attention: what attend.c hands over, and how it is added to struct kv_statistics. attend.c is the only
  * caller.
  *
- * A block of rows (attend.c) leaves each split with its probabilities relative to the split's own maximum. When all
+ * A block of rows (attend.c) leaves each split with its probabilities p relative to the split's own maximum. When all
  * splits of the block are there, they are merged into each row's m and l (struct statistics_totals), and one sweep
- * over what was left turns them into probabilities, means over the group, and integers:
- *   statistics_begin; statistics_total for each split in ascending order;
- *   then for each split statistics_gather and statistics_count. Entropies follow from the totals alone.
- * A group of more than ATTEND_ROWS query heads comes in parts, each with its own totals: statistics_gather is called
- * for each part in ascending order before statistics_count. All sums are integers, so blocks may come in any order;
- * statistics_count is the only function that writes what several blocks of a KV head share, under `lock`.
+ * over what was left turns them into probabilities, means over the group, and integers: statistics_add.
+ * A group of more than ATTEND_ROWS query heads comes in parts, each with its own totals: then statistics_gather adds up
+ * the means part by part, in ascending order, and statistics_count takes those.
+ * All sums are integers, so blocks may come in any order; several blocks of a KV head write under its lock.
  */
 #ifndef ENGINE_CPU_STATISTICS_H
 #define ENGINE_CPU_STATISTICS_H
 
 #include "engine/cpu/attend.h"
 
-#include <pthread.h>
-
 /* Numbers by row, rounded up to whole vectors. */
 enum { STATISTICS_ROWS = (ATTEND_ROWS + 15) / 16 * 16 };
 
-/* What attend can record of rows: the others are not its business, or need no probabilities (outputs). */
+/* Statistics that are made of probabilities: the others are not attention's business, or outputs. */
 enum {
     STATISTICS_SWEPT = STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW | STATISTIC_ABOVE |
                        STATISTIC_ENTROPY | STATISTIC_NOISY,
 };
 
-/* Kernels over sixteen lanes (statistics_body.h); every tier gives the same bits. Rows of numbers by slot are
- * ATTEND_SPLIT apart; `places` [pages] say which page of the split each is, and arrays of a whole split begin at its
- * first slot. share(x) is x * scale, limited to [0, 1], 0 for NaN. */
+/* Some tokens of a split. Rows are ATTEND_SPLIT apart, token after token, each with `heads` rows; the share of a slot
+ * is the sum over a token's rows, in order, of p * factor (or its square), times scale; limited to [0, 1], 0 for NaN.
+ */
+struct statistics_source {
+    const float *p;
+    const float *factors; /* [tokens * heads] */
+    uint32_t heads;
+    float scale;
+    uint32_t pages;
+    const uint8_t *places; /* [pages] which pages of the split they are */
+};
+
+/* Kernels over sixteen lanes (statistics_body.h); every tier gives the same bits. Arrays by slot begin at the split's
+ * first slot. */
 struct statistics_kernels {
     /* factors = exp(m - total_m) / total_l, by row. */
-    void (*factors)(const float *m, const float *total_m, const float *total_l, float *factors);
-    /* Merges a split's m and l of all rows into the totals; rows that see nothing have m -FLT_MAX, l 0. */
-    void (*merge)(const float *m, const float *l, float *total_m, float *total_l);
-    /* total (more: +)= sum over rows, in order, of p * factor (or of its square). */
-    void (*mean)(const float *p, const float *factors, uint32_t rows, uint32_t pages, bool more, float *total);
-    void (*square)(const float *p, const float *factors, uint32_t rows, uint32_t pages, bool more, float *total);
-    /* sum += rint(share(x) * 2^24), over tokens. */
-    void (*count)(const float *x, uint32_t tokens, uint32_t pages, const uint8_t *places, float scale, uint64_t *sum);
-    /* A row of the window: ring = f16(share(x)) in the lanes of masks, and sum += what that changes, times 2^24. */
-    void (*window)(const float *x, const uint16_t *masks, uint32_t pages, const uint8_t *places, float scale,
-        uint16_t *ring, uint32_t *sum);
-    /* The same without a sum. */
-    void (*head)(
-        const float *x, const uint16_t *masks, uint32_t pages, const uint8_t *places, float scale, uint16_t *ring);
-    /* above = masks of the lanes where share(x) > limit. */
-    void (*above)(const float *x, const uint16_t *masks, uint32_t pages, float scale, float limit, uint16_t *above);
+    void (*factors)(uint32_t rows, const float *m, const float *total_m, const float *total_l, float *factors);
+    /* Merges a split's m and l into the totals, as attention does; rows that see nothing have m -FLT_MAX, l 0. */
+    void (*merge)(uint32_t rows, const float *m, const float *l, float *total_m, float *total_l);
+    /* sum += rint(share * 2^24), over tokens. square: of the sum of squares. */
+    void (*count)(const struct statistics_source *from, uint32_t tokens, uint64_t *sum);
+    void (*count_squares)(const struct statistics_source *from, uint32_t tokens, uint64_t *sum);
+    /* One token's row of the window: ring = f16(share) in the lanes of masks [pages], and sum += what that changes,
+     * times 2^24; sum NULL: there is none. */
+    void (*window)(const struct statistics_source *from, const uint16_t *masks, uint16_t *ring, uint32_t *sum);
+    /* above [pages] = masks of one token's lanes where share > limit. */
+    void (*above)(const struct statistics_source *from, const uint16_t *masks, float limit, uint16_t *above);
+    /* One token's share before scale and limits, added to total [ATTEND_SPLIT] when more, else stored. */
+    void (*add)(const struct statistics_source *from, bool more, float *total);
+    void (*add_squares)(const struct statistics_source *from, bool more, float *total);
+    /* noisy [16] = (scores + Gumbel noise) * factor, for the slots of a page; noise is a function of key and position
+     * alone. */
+    void (*noise)(uint64_t key, const float *scores, const int32_t *positions, float factor, float *noisy);
+    /* outer [4][vectors * 16] += a[row][i] * b[row][j] in order of row; rows of a and b lie `from_stride` apart, those
+     * of outer `stride`. */
+    void (*products)(const double *a, const double *b, size_t from_stride, uint32_t rows, uint32_t vectors,
+        double *outer, size_t stride);
 };
 
 extern const struct statistics_kernels statistics_kernels_scalar, statistics_kernels_avx2, statistics_kernels_avx512;
@@ -57,7 +69,7 @@ extern const struct statistics_kernels statistics_kernels_scalar, statistics_ker
 struct statistics_rows {
     const struct kv_statistics *to;
     uint32_t needs;    /* those of STATISTICS_SWEPT that some token needs */
-    uint32_t layer;    /* noise is a function of these */
+    uint32_t layer;    /* noise is a function of it */
     uint32_t position; /* of the first token */
     uint32_t tokens;
     uint32_t group;        /* all query heads of the KV head */
@@ -65,7 +77,6 @@ struct statistics_rows {
     uint32_t prompt;       /* struct kv_item */
     uint32_t window_token; /* the first token that is counted in windows */
     uint32_t above_token;  /* the first that is counted in the history */
-    pthread_mutex_t *lock; /* NULL: no other thread works on this KV head */
 };
 
 /* A part of the group's query heads: those from `head` (counted from the layer's first) on, `first` of the group. */
@@ -83,7 +94,7 @@ struct statistics_split {
     float m[STATISTICS_ROWS], l[STATISTICS_ROWS];
     float t[STATISTICS_ROWS]; /* with STATISTIC_ENTROPY: sum of p ln p, p relative to m */
     float noisy_m[STATISTICS_ROWS], noisy_l[STATISTICS_ROWS];
-    /* p [rows][ATTEND_SPLIT]; with STATISTIC_NOISY the noisy ones [rows][ATTEND_SPLIT] after them. */
+    /* p [rows][ATTEND_SPLIT], 0 for what a row does not see; with STATISTIC_NOISY the noisy ones after them. */
     float p[] __attribute__((aligned(64)));
 };
 
@@ -97,21 +108,30 @@ struct statistics_totals {
     uint32_t visible[ATTEND_ROWS];                     /* slots that each token sees */
 };
 
-/* What statistics_gather leaves for statistics_count. */
+/* Sums over the heads of parts, for one split. Parts come one token at a time. */
 struct statistics_work {
-    float mean[ATTEND_ROWS][ATTEND_SPLIT] __attribute__((aligned(64)));
-    float square[ATTEND_ROWS][ATTEND_SPLIT] __attribute__((aligned(64)));
-    float noisy[ATTEND_ROWS][ATTEND_SPLIT] __attribute__((aligned(64)));
+    float mean[ATTEND_SPLIT], square[ATTEND_SPLIT], noisy[ATTEND_SPLIT];
 };
 
-/* A split that no row sees anything of yet. */
-void statistics_split_clear(struct statistics_split *split);
+/* A split of which no row sees anything yet. */
+void statistics_split_clear(const struct statistics_rows *rows, struct statistics_split *split);
+/* One row sees nothing of a split whose pages are known. */
+void statistics_row_clear(
+    const struct statistics_rows *rows, struct statistics_part part, uint32_t row, struct statistics_split *split);
+/* Fetches what will be written for a split's first `pages` pages, for a block of one token. */
+void statistics_expect(const struct statistics_rows *rows, uint32_t split_number, uint32_t pages);
+/* The noisy part of a row: scores [pages * P] are its logits, `positions` those of each page. */
+void statistics_add_noise(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
+    struct statistics_part part, uint32_t row, const float *scores, const int32_t *const *positions,
+    const struct attend_kernels *attend, struct statistics_split *split);
 
-/* Fills the noisy part of a split, for one row: scores [pages * P] are its logits, `positions` of each page. */
-void statistics_add_noise(const struct statistics_rows *rows, struct statistics_part part, uint32_t token,
-    uint32_t head, const float *scores, const int32_t *const *positions, const struct attend_kernels *kernels,
-    struct statistics_split *split);
+/* A whole block whose splits lie `bytes` apart. lock: of the KV head. */
+void statistics_add(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
+    struct statistics_part part, const struct statistics_split *splits, size_t bytes, uint32_t splits_count,
+    pthread_mutex_t *lock);
 
+/* The steps of it, for groups in parts: begin and total (for each split in ascending order) for each part; then, for
+ * each split, gather for each part, and count, which takes the last part's p when there is but one. */
 void statistics_begin(struct statistics_totals *totals);
 void statistics_total(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
     struct statistics_part part, const struct statistics_split *split, struct statistics_totals *totals);
@@ -119,8 +139,8 @@ void statistics_gather(const struct statistics_kernels *kernels, const struct st
     struct statistics_part part, const struct statistics_split *split, uint32_t split_number,
     const struct statistics_totals *totals, struct statistics_work *work);
 void statistics_count(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
-    const struct statistics_split *split, uint32_t split_number, const struct statistics_totals *totals,
-    const struct statistics_work *work);
+    struct statistics_part part, const struct statistics_split *split, uint32_t split_number,
+    const struct statistics_totals *totals, const struct statistics_work *work);
 /* Adds the entropies of a part's rows to sums, by token. */
 void statistics_entropy(const struct statistics_rows *rows, struct statistics_part part,
     const struct statistics_totals *totals, double sums[ATTEND_ROWS]);

@@ -9,103 +9,155 @@ _Static_assert((int)KV_PAGE_SLOTS == (int)LANES, "one vector holds one number of
 
 #define STATISTICS_INLINE static inline __attribute__((always_inline))
 
-static void statistics_factors(const float *m, const float *total_m, const float *total_l, float *factors) {
-    for (uint32_t row = 0; row < STATISTICS_ROWS; row += LANES) {
+static void statistics_factors(
+    uint32_t rows, const float *m, const float *total_m, const float *total_l, float *factors) {
+    for (uint32_t row = 0; row < rows; row += LANES) {
         struct lanes power = lanes_exp(lanes_sub(lanes_load(m + row), lanes_load(total_m + row)));
         lanes_store(factors + row, lanes_div(power, lanes_load(total_l + row)));
     }
 }
 
-static void statistics_merge(const float *m, const float *l, float *total_m, float *total_l) {
-    for (uint32_t row = 0; row < STATISTICS_ROWS; row += LANES) {
+static void statistics_merge(uint32_t rows, const float *m, const float *l, float *total_m, float *total_l) {
+    for (uint32_t row = 0; row < rows; row += LANES) {
         struct lanes next = lanes_load(m + row), old = lanes_load(total_m + row), most = lanes_max(next, old);
         struct lanes kept = lanes_mul(lanes_load(total_l + row), lanes_exp(lanes_sub(old, most)));
-        struct lanes sum = lanes_fma(lanes_load(l + row), lanes_exp(lanes_sub(next, most)), kept);
+        struct lanes added = lanes_mul(lanes_load(l + row), lanes_exp(lanes_sub(next, most)));
         lanes_store(total_m + row, most);
-        lanes_store(total_l + row, sum);
+        lanes_store(total_l + row, lanes_add(kept, added));
     }
 }
 
-STATISTICS_INLINE void statistics_sum_rows(
-    bool squares, const float *p, const float *factors, uint32_t rows, uint32_t pages, bool more, float *total) {
-    for (uint32_t page = 0; page < pages; page++) {
-        struct lanes sum = more ? lanes_load(total + page * LANES) : lanes_set(0);
-        for (uint32_t row = 0; row < rows; row++) {
-            struct lanes numbers = lanes_load(p + row * ATTEND_SPLIT + page * LANES), factor = lanes_set(factors[row]);
-            if (squares)
-                factor = numbers = lanes_mul(numbers, factor);
-            sum = lanes_fma(numbers, factor, sum);
-        }
-        lanes_store(total + page * LANES, sum);
+/* Adds to sum the p * factor, or their squares, of one token's rows for the slots of a page. */
+STATISTICS_INLINE struct lanes statistics_sum(
+    bool squares, const float *p, const float *factors, uint32_t heads, struct lanes sum) {
+    for (uint32_t head = 0; head < heads; head++) {
+        struct lanes number = lanes_load(p + head * ATTEND_SPLIT), factor = lanes_set(factors[head]);
+        if (squares)
+            factor = number = lanes_mul(number, factor);
+        sum = lanes_fma(number, factor, sum);
     }
+    return sum;
 }
 
-static void statistics_mean(
-    const float *p, const float *factors, uint32_t rows, uint32_t pages, bool more, float *total) {
-    statistics_sum_rows(false, p, factors, rows, pages, more, total);
-}
-
-static void statistics_square(
-    const float *p, const float *factors, uint32_t rows, uint32_t pages, bool more, float *total) {
-    statistics_sum_rows(true, p, factors, rows, pages, more, total);
-}
-
-STATISTICS_INLINE struct lanes statistics_share(const float *x, struct lanes scale) {
-    return lanes_min(lanes_max(lanes_mul(lanes_load(x), scale), lanes_set(0)), lanes_set(1));
+STATISTICS_INLINE struct lanes statistics_share(
+    bool squares, const float *p, const float *factors, uint32_t heads, struct lanes scale) {
+    struct lanes sum = lanes_mul(statistics_sum(squares, p, factors, heads, lanes_set(0)), scale);
+    return lanes_min(lanes_max(sum, lanes_set(0)), lanes_set(1));
 }
 
 STATISTICS_INLINE struct counts statistics_integer(struct lanes share) {
     return counts_round(lanes_mul(share, lanes_set(1 << STATISTIC_FRACTION_BITS)));
 }
 
-static void statistics_add_counts(
-    const float *x, uint32_t tokens, uint32_t pages, const uint8_t *places, float scale, uint64_t *sum) {
-    struct lanes scales = lanes_set(scale);
-    for (uint32_t page = 0; page < pages; page++) {
+STATISTICS_INLINE void statistics_count_heads(
+    bool squares, uint32_t heads, const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
+    struct lanes scale = lanes_set(from->scale);
+    for (uint32_t page = 0; page < from->pages; page++) {
+        const float *p = from->p + page * LANES, *factors = from->factors;
         struct counts counts = counts_zero();
-        for (uint32_t token = 0; token < tokens; token++) {
-            struct lanes share = statistics_share(x + token * ATTEND_SPLIT + page * LANES, scales);
-            counts = counts_add(counts, statistics_integer(share));
-        }
-        counts_add_wide(sum + places[page] * LANES, counts);
+        for (uint32_t token = 0; token < tokens; token++, p += heads * ATTEND_SPLIT, factors += heads)
+            counts = counts_add(counts, statistics_integer(statistics_share(squares, p, factors, heads, scale)));
+        counts_add_wide(sum + from->places[page] * LANES, counts);
     }
 }
 
-static void statistics_window(const float *x, const uint16_t *masks, uint32_t pages, const uint8_t *places, float scale,
-    uint16_t *ring, uint32_t *sum) {
-    struct lanes scales = lanes_set(scale);
-    for (uint32_t page = 0; page < pages; page++) {
-        uint16_t *row = ring + places[page] * LANES;
-        uint32_t *sums = sum + places[page] * LANES;
+/* The usual numbers of heads are compiled for themselves. */
+STATISTICS_INLINE void statistics_count_any(
+    bool squares, const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
+    switch (from->heads) {
+    case 1:
+        statistics_count_heads(squares, 1, from, tokens, sum);
+        break;
+    case 3:
+        statistics_count_heads(squares, 3, from, tokens, sum);
+        break;
+    case 4:
+        statistics_count_heads(squares, 4, from, tokens, sum);
+        break;
+    default:
+        statistics_count_heads(squares, from->heads, from, tokens, sum);
+    }
+}
+
+static void statistics_add_counts(const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
+    statistics_count_any(false, from, tokens, sum);
+}
+
+static void statistics_add_square_counts(const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
+    statistics_count_any(true, from, tokens, sum);
+}
+
+static void statistics_window(
+    const struct statistics_source *from, const uint16_t *masks, uint16_t *ring, uint32_t *sum) {
+    struct lanes scale = lanes_set(from->scale);
+    for (uint32_t page = 0; page < from->pages; page++) {
+        uint16_t *row = ring + from->places[page] * LANES;
+        struct lanes share = statistics_share(false, from->p + page * LANES, from->factors, from->heads, scale);
         struct lanes old = lanes_load_half(row);
-        lanes_store_half(row, lanes_replace(masks[page], statistics_share(x + page * LANES, scales), old));
+        lanes_store_half(row, lanes_replace(masks[page], share, old));
+        if (sum == NULL)
+            continue;
+        uint32_t *sums = sum + from->places[page] * LANES;
         struct counts total = counts_add(counts_load(sums), statistics_integer(lanes_load_half(row)));
         counts_store(sums, counts_sub(total, statistics_integer(old)));
     }
 }
 
-static void statistics_head(
-    const float *x, const uint16_t *masks, uint32_t pages, const uint8_t *places, float scale, uint16_t *ring) {
-    struct lanes scales = lanes_set(scale);
-    for (uint32_t page = 0; page < pages; page++) {
-        uint16_t *row = ring + places[page] * LANES;
-        struct lanes share = statistics_share(x + page * LANES, scales);
-        lanes_store_half(row, lanes_replace(masks[page], share, lanes_load_half(row)));
+static void statistics_above(
+    const struct statistics_source *from, const uint16_t *masks, float limit, uint16_t *above) {
+    struct lanes scale = lanes_set(from->scale), limits = lanes_set(limit);
+    for (uint32_t page = 0; page < from->pages; page++) {
+        struct lanes share = statistics_share(false, from->p + page * LANES, from->factors, from->heads, scale);
+        above[page] = (uint16_t)(masks[page] & ~lanes_at_least(limits, share));
     }
 }
 
-static void statistics_above(
-    const float *x, const uint16_t *masks, uint32_t pages, float scale, float limit, uint16_t *above) {
-    struct lanes scales = lanes_set(scale), limits = lanes_set(limit);
-    for (uint32_t page = 0; page < pages; page++) {
-        uint32_t not_above = lanes_at_least(limits, statistics_share(x + page * LANES, scales));
-        above[page] = (uint16_t)(masks[page] & ~not_above);
+STATISTICS_INLINE void statistics_add_any(bool squares, const struct statistics_source *from, bool more, float *total) {
+    for (uint32_t page = 0; page < from->pages; page++) {
+        struct lanes sum = more ? lanes_load(total + page * LANES) : lanes_set(0);
+        sum = statistics_sum(squares, from->p + page * LANES, from->factors, from->heads, sum);
+        lanes_store(total + page * LANES, sum);
     }
+}
+
+static void statistics_add_sum(const struct statistics_source *from, bool more, float *total) {
+    statistics_add_any(false, from, more, total);
+}
+
+static void statistics_add_squares(const struct statistics_source *from, bool more, float *total) {
+    statistics_add_any(true, from, more, total);
+}
+
+static void statistics_noise(uint64_t key, const float *scores, const int32_t *positions, float factor, float *noisy) {
+    struct lanes complement, uniform = lanes_uniform(key, positions, &complement);
+    struct lanes sum = lanes_add(lanes_load(scores), lanes_gumbel(uniform, complement));
+    lanes_store(noisy, lanes_mul(sum, lanes_set(factor)));
+}
+
+STATISTICS_INLINE void statistics_products_block(
+    const double *a, const double *b, size_t from_stride, uint32_t rows, double *outer, size_t stride) {
+    struct sums sums[4];
+    for (uint32_t i = 0; i < 4; i++)
+        sums[i] = sums_load(outer + i * stride);
+    for (uint32_t row = 0; row < rows; row++, a += from_stride, b += from_stride) {
+        struct sums numbers = sums_load(b);
+        for (uint32_t i = 0; i < 4; i++)
+            sums[i] = sums_fma(a[i], numbers, sums[i]);
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        sums_store(outer + i * stride, sums[i]);
+}
+
+static void statistics_products(const double *a, const double *b, size_t from_stride, uint32_t rows, uint32_t vectors,
+    double *outer, size_t stride) {
+    for (; vectors > 0; vectors--, b += LANES, outer += LANES)
+        statistics_products_block(a, b, from_stride, rows, outer, stride);
 }
 
 #define STATISTICS_KERNELS                                                                                             \
     {                                                                                                                  \
-        .factors = statistics_factors, .merge = statistics_merge, .mean = statistics_mean,                             \
-        .square = statistics_square, .count = statistics_add_counts, .window = statistics_window,                      \
-        .head = statistics_head, .above = statistics_above,                                                            \
+        .factors = statistics_factors, .merge = statistics_merge, .count = statistics_add_counts,                      \
+        .count_squares = statistics_add_square_counts, .window = statistics_window, .above = statistics_above,         \
+        .add = statistics_add_sum, .add_squares = statistics_add_squares, .noise = statistics_noise,                   \
+        .products = statistics_products,                                                                               \
     }
