@@ -17,7 +17,7 @@ api          60 pytest tests/api: real clients against the server
 bench       120 pytest tests/bench: what bench prints
 readme       30 pytest tests/readme: the examples of README.md as printed
 sanitizers  420 unit, parity and API tests with address and undefined-behaviour sanitizers
-tsan        180 thread sanitizer over scheduler, queues, loop, threads, log, and clients that leave a whole server
+tsan        180 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
 fuzz         60 seeded mutations of files and requests, with sanitizers
 +reference  120 pytest tests/reference: the checks of the reference itself
 +tidy       300 clang-tidy, where it is installed
@@ -98,7 +98,7 @@ thread_tests=(log scheduler server_loop threads)
 
 need_tsan_build() {
   need_setup
-  need_build build-tsan "distillcache tests/unit/fake_server ${thread_tests[*]/#/tests/unit/test_}" --werror -Dtests=true -Db_sanitize=thread \
+  need_build build-tsan "distillcache tests/unit/fake_server tests/parity/parity ${thread_tests[*]/#/tests/unit/test_}" --werror -Dtests=true -Db_sanitize=thread \
     -Db_lundef=false --optimization=2 -Ddebug=true
 }
 
@@ -193,7 +193,7 @@ stage_sanitizers() {
 stage_tsan() {
   need_tsan_build
   sanitizer_environment
-  run_meson build-tsan --timeout-multiplier 10 "${thread_tests[@]}"
+  run_meson build-tsan --timeout-multiplier 10 "${thread_tests[@]}" parity_threads
   run_pytest build-tsan tests/api/test_cancel.py
 }
 

@@ -24,14 +24,17 @@ static uint32_t first_row(const struct kv_item *item) {
     return left_out < item->rows ? left_out : item->rows;
 }
 
-/* Rows that are turned into doubles at a time, and room for one of them with whole vectors. */
-enum { ROWS = 16, WIDTH = ATTEND_DIM_MAX + 16 };
+/* Rows that are turned into doubles at a time, `stride` apart: the next multiple of 16. */
+enum { ROWS = 32 };
 
-/* The next queries of one head: q [count][WIDTH], zero beyond their dim numbers. */
-static void widen_rows(const float *from, size_t stride, uint32_t count, uint32_t dim, double *q) {
-    for (uint32_t row = 0; row < count; row++) {
-        for (uint32_t i = 0; i < WIDTH; i++)
-            q[row * WIDTH + i] = i < dim ? (double)from[row * stride + i] : 0;
+/* The next queries of one head: q [count][stride], zero beyond their dim numbers. */
+static void widen_rows(
+    const float *from, size_t from_stride, uint32_t count, uint32_t dim, uint32_t stride, double *q) {
+    for (uint32_t row = 0; row < count; row++, from += from_stride, q += stride) {
+        for (uint32_t i = 0; i < dim; i++)
+            q[i] = (double)from[i];
+        for (uint32_t i = dim; i < stride; i++)
+            q[i] = 0;
     }
 }
 
@@ -40,10 +43,11 @@ static void widen_rows(const float *from, size_t stride, uint32_t count, uint32_
 static void add_products(const struct statistics_kernels *kernels, const double *q, uint32_t count, uint32_t i,
     uint32_t dim, double *outer) {
     double part[4][16];
+    uint32_t stride = attend_stride(dim);
     uint32_t whole = (i + 4 + 15) / 16 * 16, rows = dim - i < 4 ? dim - i : 4;
     uint32_t vectors = rows == 4 && dim > whole ? (dim - whole) / 16 : 0;
     if (vectors > 0)
-        kernels->products(q + i, q + whole, WIDTH, count, vectors, outer + (size_t)i * dim + whole, dim);
+        kernels->products(q + i, q + whole, stride, count, vectors, outer + (size_t)i * dim + whole, dim);
     for (uint32_t column = i / 16 * 16; column < dim; column += 16) {
         if (vectors > 0 && column == whole)
             column += 16 * vectors;
@@ -53,7 +57,7 @@ static void add_products(const struct statistics_kernels *kernels, const double 
         memset(part, 0, sizeof part);
         for (uint32_t k = 0; k < rows; k++)
             memcpy(part[k], outer + (size_t)(i + k) * dim + column, width * sizeof(double));
-        kernels->products(q + i, q + column, WIDTH, count, 1, part[0], 16);
+        kernels->products(q + i, q + column, stride, count, 1, part[0], 16);
         for (uint32_t k = 0; k < rows; k++) {
             uint32_t from = i + k > column ? i + k - column : 0;
             if (from < width)
@@ -64,9 +68,15 @@ static void add_products(const struct statistics_kernels *kernels, const double 
 
 static void add_rows(const struct statistics_kernels *kernels, const double *q, uint32_t count, uint32_t dim,
     double *sum, double *outer) {
+    uint32_t stride = attend_stride(dim);
     for (uint32_t row = 0; row < count; row++) {
         for (uint32_t i = 0; i < dim; i++)
-            sum[i] += q[row * WIDTH + i];
+            sum[i] += q[row * stride + i];
+    }
+    if (count < 4) { /* memory is what takes the time: in the order in which it lies */
+        for (uint32_t row = 0; row < count; row++)
+            kernels->products_of_one(q + row * stride, dim, outer);
+        return;
     }
     for (uint32_t i = 0; i < dim; i += 4)
         add_products(kernels, q, count, i, dim, outer);
@@ -85,10 +95,11 @@ static void moments_work(void *context, uint32_t chunk, uint32_t thread) {
     uint32_t first = first_row(item);
     if (head == 0)
         *to->count += item->rows - first;
-    double q[ROWS * WIDTH];
+    double q[ROWS * ATTEND_DIM_MAX];
     for (uint32_t row = first; row < item->rows; row += ROWS) {
         uint32_t count = item->rows - row < ROWS ? item->rows - row : ROWS;
-        widen_rows(job->qkv + (item->first_row + row) * stride + (size_t)head * dim, stride, count, dim, q);
+        widen_rows(job->qkv + (item->first_row + row) * stride + (size_t)head * dim, stride, count, dim,
+            attend_stride(dim), q);
         add_rows(job->kernels, q, count, dim, to->sum + (size_t)head * dim, to->outer + (size_t)head * dim * dim);
     }
 }

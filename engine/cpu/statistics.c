@@ -101,10 +101,7 @@ void statistics_add_noise(const struct statistics_kernels *kernels, const struct
     uint32_t token = row / part.heads, head = part.head + row % part.heads, position = rows->position + token;
     uint64_t key = mix(mix(mix(mix(rows->to->seed) ^ rows->layer) ^ head) ^ position);
     float *noisy = noisy_numbers(rows, part, split, row), factor = 1 / noise_tau(rows, position);
-    for (uint32_t page = 0; page < split->pages; page++) {
-        size_t first = (size_t)page * KV_PAGE_SLOTS;
-        kernels->noise(key, scores + first, positions[page], factor, noisy + first);
-    }
+    kernels->noise(key, scores, positions, split->pages, factor, noisy);
     split->noisy_m[row] = attend->softmax(noisy, split->masks[token], split->pages, &split->noisy_l[row]);
 }
 

@@ -54,13 +54,16 @@ struct statistics_kernels {
     /* One token's share before scale and limits, added to total [ATTEND_SPLIT] when more, else stored. */
     void (*add)(const struct statistics_source *from, bool more, float *total);
     void (*add_squares)(const struct statistics_source *from, bool more, float *total);
-    /* noisy [16] = (scores + Gumbel noise) * factor, for the slots of a page; noise is a function of key and position
-     * alone. */
-    void (*noise)(uint64_t key, const float *scores, const int32_t *positions, float factor, float *noisy);
+    /* noisy [pages * P] = (scores + Gumbel noise) * factor; noise is a function of key and the slot's position alone.
+     */
+    void (*noise)(
+        uint64_t key, const float *scores, const int32_t *const *positions, uint32_t pages, float factor, float *noisy);
     /* outer [4][vectors * 16] += a[row][i] * b[row][j] in order of row; rows of a and b lie `from_stride` apart, those
      * of outer `stride`. */
     void (*products)(const double *a, const double *b, size_t from_stride, uint32_t rows, uint32_t vectors,
         double *outer, size_t stride);
+    /* outer [dim][dim] += q[i] * q[j] where i <= j. */
+    void (*products_of_one)(const double *q, uint32_t dim, double *outer);
 };
 
 extern const struct statistics_kernels statistics_kernels_scalar, statistics_kernels_avx2, statistics_kernels_avx512;

@@ -128,10 +128,14 @@ static void statistics_add_squares(const struct statistics_source *from, bool mo
     statistics_add_any(true, from, more, total);
 }
 
-static void statistics_noise(uint64_t key, const float *scores, const int32_t *positions, float factor, float *noisy) {
-    struct lanes complement, uniform = lanes_uniform(key, positions, &complement);
-    struct lanes sum = lanes_add(lanes_load(scores), lanes_gumbel(uniform, complement));
-    lanes_store(noisy, lanes_mul(sum, lanes_set(factor)));
+static void statistics_noise(
+    uint64_t key, const float *scores, const int32_t *const *positions, uint32_t pages, float factor, float *noisy) {
+    struct lanes factors = lanes_set(factor);
+    for (uint32_t page = 0; page < pages; page++, scores += LANES, noisy += LANES) {
+        struct lanes complement, uniform = lanes_uniform(key, positions[page], &complement);
+        struct lanes sum = lanes_add(lanes_load(scores), lanes_gumbel(uniform, complement));
+        lanes_store(noisy, lanes_mul(sum, factors));
+    }
 }
 
 STATISTICS_INLINE void statistics_products_block(
@@ -154,10 +158,17 @@ static void statistics_products(const double *a, const double *b, size_t from_st
         statistics_products_block(a, b, from_stride, rows, outer, stride);
 }
 
+static void statistics_products_of_one(const double *q, uint32_t dim, double *outer) {
+    for (uint32_t i = 0; i < dim; i++, outer += dim) {
+        for (uint32_t j = i; j < dim; j++)
+            outer[j] += q[i] * q[j];
+    }
+}
+
 #define STATISTICS_KERNELS                                                                                             \
     {                                                                                                                  \
         .factors = statistics_factors, .merge = statistics_merge, .count = statistics_add_counts,                      \
         .count_squares = statistics_add_square_counts, .window = statistics_window, .above = statistics_above,         \
         .add = statistics_add_sum, .add_squares = statistics_add_squares, .noise = statistics_noise,                   \
-        .products = statistics_products,                                                                               \
+        .products = statistics_products, .products_of_one = statistics_products_of_one,                                \
     }

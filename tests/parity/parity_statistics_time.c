@@ -183,9 +183,7 @@ static void time_shape(struct parity *parity, uint32_t layers, uint32_t items, u
     struct timed timed;
     timed_create(parity, &timed, layers, items, rows, depth);
     printf("%u sequences, %u rows, depth %u, %u layers\n", items, rows, depth, layers);
-    size_t only = getenv("ONLY") ? (size_t)atoi(getenv("ONLY")) : 99;
     for (size_t i = 0; i < sizeof statistics / sizeof statistics[0]; i++) {
-        if (only != 99 && i != only) continue;
         allocate_statistics(parity, &timed, statistics[i].needs);
         time_against_plain(&timed, work_attend, true, statistics[i].name);
         release_statistics(parity, &timed);
@@ -205,12 +203,13 @@ static void time_shape(struct parity *parity, uint32_t layers, uint32_t items, u
 }
 
 static void time_decode(struct parity *parity) {
-    time_shape(parity, 1, 1, 1, 1791);time_shape(parity, 30, 8, 1, 1791);
+    time_shape(parity, 1, 1, 1, 1791);
+    time_shape(parity, 30, 8, 1, 1791);
 }
 
 static void time_prefill(struct parity *parity) {
-    time_shape(parity, 2, 1, 512, 0);
-    time_shape(parity, 2, 1, 128, 3968); /* fewer rows, so that some call is not disturbed */
+    time_shape(parity, 2, 1, 96, 0);
+    time_shape(parity, 2, 1, 8, 4088); /* one block a head: short, so that some call is not disturbed */
 }
 
 const struct parity_case parity_statistics_timed[] = {
