@@ -132,8 +132,34 @@ bool choice_is_leader(const struct choice *choice) {
     return choice->number % choice->task->request->n == 0;
 }
 
+static bool is_past_prompt(const struct choice *choice) {
+    return choice->sequence != NULL && sequence_length(choice->sequence) >= choice_prompt(choice)->count;
+}
+
 bool choice_is_decoding(const struct choice *choice) {
-    return choice->generated.count > 0 && choice_remaining(choice) == 1;
+    if (choice->generated.count == 0)
+        return false;
+    return choice_remaining(choice) == 1 || (choice_policy(choice) != NULL && is_past_prompt(choice));
+}
+
+uint32_t choice_chunk(const struct choice *choice) {
+    uint32_t remaining = choice_remaining(choice);
+    if (choice_policy(choice) == NULL)
+        return remaining;
+    if (is_past_prompt(choice))
+        return 1;
+    uint32_t of_prompt = choice_prompt(choice)->count - sequence_length(choice->sequence);
+    uint32_t room = sequence_room(choice->sequence);
+    return of_prompt < room ? of_prompt : room;
+}
+
+const struct policy_settings *choice_policy(const struct choice *choice) {
+    const struct policy_settings *settings = &choice->task->kv_policy;
+    return settings->policy != NULL ? settings : NULL;
+}
+
+uint32_t choice_tokens_max(const struct choice *choice) {
+    return prompt_text(choice)->tokens_max;
 }
 
 void choice_copy_tokens(const struct choice *choice, uint32_t first, uint32_t count, int32_t *out) {
@@ -342,6 +368,10 @@ static void add_finish(
     output->prompt_tokens = choice_prompt(choice)->count;
     output->completion_tokens = (uint32_t)choice->generated.count;
     output->cached_tokens = choice->cached_tokens;
+    output->kv_tokens_seen = choice->memory.seen;
+    output->kv_tokens_kept = choice->memory.kept;
+    output->kv_bytes = choice->memory.bytes;
+    output->kv_bytes_full = choice->memory.bytes_full;
     double started = task->started ? task->started_s : now;
     double first = choice->first_token_s > 0 ? choice->first_token_s : now;
     output->queued_s = started - task->submitted_s;
@@ -442,6 +472,7 @@ void request_free(struct request *request) {
         free(request->prompts[i].tokens);
     for (uint32_t i = 0; i < request->stops_count; i++)
         free(request->stops[i]);
+    policy_settings_release(&request->kv_policy);
     free(request->prompts);
     free(request->stops);
     free(request);

@@ -6,7 +6,9 @@
  *
  * A choice's tokens are its prompt's followed by those it generated. `choice_total` counts them; those beyond the
  * length of its sequence are still to be computed. One uncomputed token after at least one generated is a decode step,
- * everything else is prefill; so a choice that lost its sequence (preemption) simply computes all tokens again.
+ * everything else is prefill; so a choice that lost its sequence (preemption) simply computes all tokens again. Under
+ * an eviction policy what follows the prompt is always computed in decode steps, one token each, as it was the first
+ * time: only then are the same slots evicted at the same time (a replay).
  */
 #ifndef ENGINE_CHOICE_H
 #define ENGINE_CHOICE_H
@@ -16,16 +18,26 @@
 
 enum choice_state {
     CHOICE_FOLLOWING, /* waits for the prompt's first choice to compute the prompt */
-    CHOICE_WAITING,   /* queued or preempted: no sequence */
+    CHOICE_WAITING,   /* queued or preempted: no sequence, or one that is swapped out */
     CHOICE_RUNNING,   /* has a sequence */
     CHOICE_FINISHED,
+};
+
+/* What a choice's sequence holds of the cache, or held when it was last seen. */
+struct choice_memory {
+    uint32_t seen;       /* tokens */
+    double kept;         /* of them: mean over layers and KV heads */
+    uint64_t bytes;      /* pages and statistics */
+    uint64_t bytes_full; /* of the pages that all its tokens would take */
 };
 
 struct choice {
     struct task *task;
     uint32_t number; /* prompt * n + i */
     enum choice_state state;
-    struct sequence *sequence; /* NULL unless running */
+    struct sequence *sequence; /* NULL unless running or swapped */
+    bool swapped;              /* waiting, and its sequence is in host memory */
+    struct choice_memory memory;
     struct token_list generated;
     uint32_t cached_tokens;
     bool looked_up; /* its prompt was counted in the prefix statistics */
@@ -48,8 +60,9 @@ struct choice {
     struct choice *previous;
 };
 
-/* What is known of a prompt beside its tokens; filled only when echo or log-probabilities are asked for. */
+/* What is known of a prompt beside its tokens; text and below only when echo or log-probabilities are asked for. */
 struct prompt_text {
+    uint32_t tokens_max; /* that a sequence of this prompt can have; the scheduler's */
     char *text;
     size_t bytes;
     size_t code_points;
@@ -64,7 +77,8 @@ struct task {
     struct choice *choices; /* [prompts_count * n] */
     uint32_t choices_count;
     uint32_t unfinished;
-    struct prompt_text *prompts; /* [prompts_count] */
+    struct prompt_text *prompts;      /* [prompts_count] */
+    struct policy_settings kv_policy; /* the scheduler's choice; policy NULL: all is kept. Gates are borrowed */
     bool started;
     double submitted_s;
     double started_s;
@@ -80,7 +94,13 @@ const struct prompt *choice_prompt(const struct choice *choice);
 uint32_t choice_total(const struct choice *choice);
 uint32_t choice_remaining(const struct choice *choice); /* tokens to compute before the next can be sampled */
 bool choice_is_leader(const struct choice *choice);     /* computes its prompt for the others */
+/* Its next step computes one token beyond its prompt: a token just sampled, or one that is replayed. */
 bool choice_is_decoding(const struct choice *choice);
+/* Tokens that its next step may compute at most: choice_remaining, or up to where its policy prunes. */
+uint32_t choice_chunk(const struct choice *choice);
+/* NULL when nothing of it is ever evicted. */
+const struct policy_settings *choice_policy(const struct choice *choice);
+uint32_t choice_tokens_max(const struct choice *choice);
 
 /* Copies tokens [first, first + count) of the choice to out. */
 void choice_copy_tokens(const struct choice *choice, uint32_t first, uint32_t count, int32_t *out);

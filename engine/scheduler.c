@@ -10,31 +10,13 @@ enum { MAX_SEQUENCES_DEFAULT = 256, MAX_WAITING_DEFAULT = 1024 };
 
 /* ---- the engine thread ---- */
 
-/* Memory of the running sequences. */
-static void count_memory(struct scheduler *s) {
-    uint64_t seen = 0, slots = 0, pages = 0, pages_full = 0;
-    for (uint32_t i = 0; i < s->running_count; i++) {
-        const struct kv_sequence *kv = sequence_kv(s->running[i]->sequence);
-        uint32_t length = kv_sequence_length(kv);
-        seen += length;
-        slots += kv_sequence_slots_held(kv);
-        pages += kv_sequence_pages_held(kv);
-        pages_full += (uint64_t)(length + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * s->heads;
-    }
-    size_t page_bytes = kv_cache_pool(engine_kv_cache(s->engine))->page_bytes;
-    s->counters.kv_tokens_seen = seen;
-    s->counters.kv_tokens_kept = slots / s->heads;
-    s->counters.kv_bytes = pages * page_bytes;
-    s->counters.kv_bytes_full = pages_full * page_bytes;
-}
-
 static void publish(struct scheduler *s) {
     struct scheduler_stats *c = &s->counters;
     c->requests_running = s->running_count;
     c->requests_waiting = s->waiting_count;
     c->pages_total = kv_cache_pages_total(engine_kv_cache(s->engine));
     c->pages_free = kv_cache_pages_free(engine_kv_cache(s->engine));
-    count_memory(s);
+    scheduler_count_memory(s);
     pthread_mutex_lock(&s->mutex);
     s->stats = *c;
     bool wake = s->outputs == NULL && s->made != NULL;
@@ -110,9 +92,11 @@ static int allocate_arrays(struct scheduler *s) {
     s->running = malloc(s->options.max_sequences * sizeof *s->running);
     s->items = malloc(rows * sizeof *s->items);
     s->batched = malloc(rows * sizeof *s->batched);
+    s->pruned = malloc(rows * sizeof *s->pruned);
     s->tokens = malloc(rows * sizeof *s->tokens);
-    s->scratch = malloc(((size_t)engine_tokens_max(s->engine) + 1) * sizeof *s->scratch);
-    if (s->running == NULL || s->items == NULL || s->batched == NULL || s->tokens == NULL || s->scratch == NULL)
+    s->scratch = malloc(((size_t)engine_context(s->engine) + 1) * sizeof *s->scratch);
+    if (s->running == NULL || s->items == NULL || s->batched == NULL || s->pruned == NULL || s->tokens == NULL ||
+        s->scratch == NULL)
         return ERROR_MEMORY;
     return list_end_tokens(s);
 }
@@ -132,6 +116,7 @@ static void free_memory(struct scheduler *s) {
     free(s->running);
     free(s->items);
     free(s->batched);
+    free(s->pruned);
     free(s->tokens);
     free(s->scratch);
     free(s->wanted);
@@ -139,9 +124,22 @@ static void free_memory(struct scheduler *s) {
     free(s->params);
     free(s->results);
     free(s->end_tokens);
+    policy_settings_release(&s->options.kv_policy);
     pthread_mutex_destroy(&s->mutex);
     pthread_cond_destroy(&s->changed);
     free(s);
+}
+
+/* A default that does not work on this model is said now, and not by every request. */
+static int check_default_policy(const struct scheduler *s, struct error *error) {
+    if (s->options.kv_policy.policy == NULL)
+        return 0;
+    struct sequence *sequence = sequence_create(s->engine);
+    if (sequence == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a sequence");
+    int code = sequence_set_policy(sequence, &s->options.kv_policy, 1, error);
+    sequence_free(sequence);
+    return code;
 }
 
 struct scheduler *scheduler_create(struct engine *engine, const struct tokenizer *tokenizer,
@@ -154,6 +152,7 @@ struct scheduler *scheduler_create(struct engine *engine, const struct tokenizer
     s->engine = engine;
     s->tokenizer = tokenizer;
     s->options = *options;
+    policy_settings_copy(&s->options.kv_policy, &options->kv_policy);
     set_defaults(&s->options, engine_batch_rows(engine));
     const struct model_shape *shape = &engine_model(engine)->shape;
     s->heads = shape->layers * shape->kv_heads;
@@ -164,6 +163,10 @@ struct scheduler *scheduler_create(struct engine *engine, const struct tokenizer
     pthread_cond_init(&s->changed, NULL);
     if (allocate_arrays(s) != 0) {
         error_set(error, ERROR_MEMORY, "no memory for the scheduler");
+        free_memory(s);
+        return NULL;
+    }
+    if (check_default_policy(s, error) != 0) {
         free_memory(s);
         return NULL;
     }
@@ -199,24 +202,38 @@ void scheduler_free(struct scheduler *s) {
     free_memory(s);
 }
 
-static int check_request(const struct scheduler *s, const struct request *request, struct error *error) {
-    uint32_t most = engine_tokens_max(s->engine);
+/* What is only echoed may fill the context; to generate, one place must be left. */
+static int check_prompt(const struct scheduler *s, const struct request *request, uint32_t p,
+    const struct policy_settings *settings, struct error *error) {
+    uint32_t count = request->prompts[p].count, most = scheduler_tokens_max(s, settings, count);
+    if (count == 0)
+        return error_set(error, ERROR_INVALID, "prompt %u is empty", p);
+    if (most == 0 && count <= engine_context(s->engine))
+        return error_set(error, ERROR_CONTEXT,
+            "prompt %u has %u tokens, which take %llu KV pages before they are pruned, but the cache has %u; "
+            "prefill_prune_every prunes earlier",
+            p, count, (unsigned long long)engine_demand(s->engine, settings, count, count).peak_pages,
+            kv_cache_pages_total(engine_kv_cache(s->engine)));
+    if (most == 0)
+        most = engine_context(s->engine);
+    if (count > most || (count == most && request->max_tokens > 0))
+        return error_set(error, ERROR_CONTEXT,
+            "this model's maximum context length is %u tokens, but prompt %u has %u%s", most, p, count,
+            count == most ? " and leaves no room for the answer" : "");
+    return 0;
+}
+
+static int check_request(const struct scheduler *s, const struct request *request,
+    const struct policy_settings *settings, struct error *error) {
     if (request->prompts_count == 0 || request->n == 0)
         return error_set(error, ERROR_INVALID, "a request without a prompt");
     if (request->n > UINT32_MAX / request->prompts_count)
         return error_set(
             error, ERROR_INVALID, "%u choices of %u prompts are too many", request->n, request->prompts_count);
-    for (uint32_t p = 0; p < request->prompts_count; p++) {
-        uint32_t count = request->prompts[p].count;
-        if (count == 0)
-            return error_set(error, ERROR_INVALID, "prompt %u is empty", p);
-        /* What is only echoed may fill the context; to generate, one place must be left. */
-        if (count > most || (count == most && request->max_tokens > 0))
-            return error_set(error, ERROR_CONTEXT,
-                "this model's maximum context length is %u tokens, but prompt %u has %u%s", most, p, count,
-                count == most ? " and leaves no room for the answer" : "");
-    }
-    return 0;
+    int code = 0;
+    for (uint32_t p = 0; code == 0 && p < request->prompts_count; p++)
+        code = check_prompt(s, request, p, settings, error);
+    return code;
 }
 
 /* Queues a command; takes it over on success. */
@@ -241,7 +258,8 @@ static int send_command(struct scheduler *s, struct command *command, struct err
 }
 
 int scheduler_submit(struct scheduler *s, struct request *request, struct error *error) {
-    int code = check_request(s, request, error);
+    struct policy_settings settings = scheduler_policy(s, request);
+    int code = check_request(s, request, &settings, error);
     if (code == 0)
         code = request_prepare(request, s->tokenizer, error);
     if (code != 0)
@@ -251,6 +269,9 @@ int scheduler_submit(struct scheduler *s, struct request *request, struct error 
         return error_set(error, ERROR_MEMORY, "no memory for the request");
     struct task *task = request->task;
     task->submitted_s = clock_seconds();
+    task->kv_policy = settings;
+    for (uint32_t p = 0; p < request->prompts_count; p++)
+        task->prompts[p].tokens_max = scheduler_tokens_max(s, &settings, request->prompts[p].count);
     command->submit = task;
     request->task = NULL;
     code = send_command(s, command, error);
