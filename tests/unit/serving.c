@@ -50,6 +50,10 @@ struct serving *serving_create(const struct serving_options *options) {
     tiny.type = TENSOR_Q4_1;
     tiny.embedding_type = TENSOR_Q8_0;
     tiny.broken = options->broken_model;
+    if (options->context > 0)
+        tiny.context = options->context;
+    if (options->head_dim > 0)
+        tiny.head_dim = options->head_dim;
     char *path = tiny_llama_save(&tiny);
     serving->model = model_open(path, &error);
     require(serving->model != NULL, error.message);
@@ -76,11 +80,15 @@ struct serving *serving_create(const struct serving_options *options) {
         .max_sequences = options->max_sequences,
         .max_waiting = options->max_waiting,
         .prefill_chunk = options->prefill_chunk,
+        .swap_bytes = options->swap_bytes,
         .wake = on_wake,
         .wake_context = serving,
     };
+    if (options->kv_policy != NULL)
+        require(policy_settings_parse(options->kv_policy, &scheduler.kv_policy, &error) == 0, error.message);
     serving->scheduler = scheduler_create(serving->engine, serving->tokenizer, &scheduler, &error);
     require(serving->scheduler != NULL, error.message);
+    policy_settings_release(&scheduler.kv_policy);
     return serving;
 }
 
@@ -153,6 +161,12 @@ struct request *serving_request(uint32_t count, uint64_t seed, uint32_t max_toke
     return request;
 }
 
+void serving_set_policy(struct request *request, const char *policy) {
+    struct error error = {0};
+    policy_settings_release(&request->kv_policy);
+    require(policy_settings_parse(policy, &request->kv_policy, &error) == 0, error.message);
+}
+
 struct call *serving_submit(struct serving *serving, struct request *request, struct error *error) {
     struct call *call = calloc(1, sizeof *call);
     call->request = request;
@@ -215,6 +229,10 @@ static void on_output(void *context, const struct output *output) {
         answer->prompt_tokens = output->prompt_tokens;
         answer->completion_tokens = output->completion_tokens;
         answer->cached_tokens = output->cached_tokens;
+        answer->kv_tokens_seen = output->kv_tokens_seen;
+        answer->kv_tokens_kept = output->kv_tokens_kept;
+        answer->kv_bytes = output->kv_bytes;
+        answer->kv_bytes_full = output->kv_bytes_full;
     }
     if (output->last) {
         call->last_event = serving->events;
@@ -228,8 +246,10 @@ static void on_output(void *context, const struct output *output) {
 
 static void wait_and_poll(struct serving *serving) {
     pthread_mutex_lock(&serving->mutex);
-    serving->go_on = true;
-    pthread_cond_broadcast(&serving->woken);
+    if (!serving->wake) { /* else the engine thread stands still until what it said is polled */
+        serving->go_on = true;
+        pthread_cond_broadcast(&serving->woken);
+    }
     while (!serving->wake)
         pthread_cond_wait(&serving->woken, &serving->mutex);
     serving->wake = false;

@@ -14,7 +14,11 @@ struct serving_options {
     uint32_t prefill_chunk; /* 0: batch_rows */
     uint32_t max_sequences;
     uint32_t max_waiting;
-    uint32_t threads; /* 0: 1 */
+    uint32_t threads;      /* 0: 1 */
+    uint32_t context;      /* 0: 512 */
+    uint32_t head_dim;     /* 0: 16 */
+    const char *kv_policy; /* of requests that choose none, as on the command line; NULL: full */
+    size_t swap_bytes;
     bool no_prefix_sharing;
     bool broken_model; /* its logits are NaN */
     /* The engine thread stands still after each step that published something, until the client waits for more: what
@@ -46,6 +50,9 @@ struct answer {
     enum finish_reason finish;
     struct error error;
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
+    uint32_t kv_tokens_seen;
+    double kv_tokens_kept;
+    uint64_t kv_bytes, kv_bytes_full;
 };
 
 struct call {
@@ -61,6 +68,7 @@ struct call {
 /* A request for a prompt of `count` pseudo-random tokens (by seed), sampled at a high temperature, all entries wanted.
  */
 struct request *serving_request(uint32_t count, uint64_t seed, uint32_t max_tokens);
+void serving_set_policy(struct request *request, const char *policy); /* as on the command line */
 /* Submits; the call belongs to serving. NULL with the error when it was refused (the request is freed). */
 struct call *serving_submit(struct serving *serving, struct request *request, struct error *error);
 void serving_wait_output(struct serving *serving, const struct call *call, uint32_t outputs); /* of choice 0 */
