@@ -126,7 +126,7 @@ struct statistics *statistics_create(
     s->shape = *shape;
     s->needs = needs;
     for (size_t i = 0; i < heads; i++)
-        lay_out(shape, needs, 0, NULL, &s->heads[i]);
+        lay_out(shape, 0, 0, NULL, &s->heads[i]); /* no arrays yet: some have bytes without slots, and none are held */
     return s;
 }
 
