@@ -1,29 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/random.h"
 
-enum { PHILOX_ROUNDS = 10 };
+#include "engine/philox.h"
 
 void random_philox(uint64_t seed, uint32_t stream, uint32_t step, uint64_t index, uint32_t out[4]) {
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = step, c3 = stream;
-    for (int round = 0; round < PHILOX_ROUNDS; round++) {
-        uint64_t product0 = (uint64_t)0xD2511F53u * c0;
-        uint64_t product1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ key0;
-        c1 = (uint32_t)product1;
-        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key1;
-        c3 = (uint32_t)product0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+    philox_words(seed, stream, step, index, out);
 }
 
 float random_uniform(uint64_t seed, uint32_t stream, uint32_t step, uint64_t index) {
     uint32_t words[4];
-    random_philox(seed, stream, step, index, words);
-    return ((float)(words[0] >> 9) + 0.5f) * 0x1p-23f;
+    philox_words(seed, stream, step, index, words);
+    return philox_uniform(words[0]);
 }

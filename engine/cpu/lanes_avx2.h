@@ -6,6 +6,7 @@
 #define ENGINE_CPU_LANES_AVX2_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -181,6 +182,22 @@ static inline uint32_t lanes_after_eight(const int32_t *positions, int32_t limit
 
 static inline uint32_t lanes_not_after(const int32_t *positions, int32_t limit) {
     return ~(lanes_after_eight(positions, limit) | lanes_after_eight(positions + 8, limit) << 8) & 0xffff;
+}
+
+/* No use here: see lanes_scalar.h. */
+static inline bool lanes_ascends_near(const uint32_t *index) {
+    (void)index;
+    return false;
+}
+
+static inline struct lanes lanes_pick_near(const void *from, const uint32_t *index) {
+    (void)index;
+    return lanes_load(from);
+}
+
+static inline void lanes_put_near(float *to, const uint32_t *index, struct lanes a) {
+    (void)index;
+    lanes_store(to, a);
 }
 
 static inline struct sums sums_zero(void) {

@@ -6,6 +6,7 @@
 #define ENGINE_CPU_LANES_AVX512_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { LANES = 16 };
@@ -147,6 +148,27 @@ static inline void lanes_store_bfloat(uint16_t *to, struct lanes a) {
 
 static inline uint32_t lanes_not_after(const int32_t *positions, int32_t limit) {
     return _mm512_cmple_epi32_mask(_mm512_loadu_si512(positions), _mm512_set1_epi32(limit));
+}
+
+static inline bool lanes_ascends_near(const uint32_t *index) {
+    __m512i at = _mm512_loadu_si512(index), next = _mm512_maskz_loadu_epi32(0x7fff, index + 1);
+    return _mm512_cmplt_epu32_mask(at, next) == 0x7fff && index[LANES - 1] - index[0] < 2 * LANES;
+}
+
+static inline struct lanes lanes_pick_near(const void *from, const uint32_t *index) {
+    const float *numbers = from;
+    __m512i at = _mm512_sub_epi32(_mm512_loadu_si512(index), _mm512_set1_epi32((int)index[0]));
+    return (struct lanes){_mm512_permutex2var_ps(_mm512_loadu_ps(numbers), at, _mm512_loadu_ps(numbers + LANES))};
+}
+
+/* Ascending lanes are expanded into the places that their bits name, sixteen places at a time. */
+static inline void lanes_put_near(float *to, const uint32_t *index, struct lanes a) {
+    __m512i at = _mm512_sub_epi32(_mm512_loadu_si512(index), _mm512_set1_epi32((int)index[0]));
+    uint32_t places = (uint32_t)_mm512_reduce_or_epi32(_mm512_sllv_epi32(_mm512_set1_epi32(1), at));
+    __mmask16 low = (__mmask16)places, high = (__mmask16)(places >> LANES);
+    __mmask16 rest = (__mmask16)(0xffffu << __builtin_popcount(low));
+    _mm512_mask_storeu_ps(to, low, _mm512_maskz_expand_ps(low, a.v));
+    _mm512_mask_storeu_ps(to + LANES, high, _mm512_maskz_expand_ps(high, _mm512_maskz_compress_ps(rest, a.v)));
 }
 
 static inline struct sums sums_zero(void) {

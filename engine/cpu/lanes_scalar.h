@@ -14,6 +14,9 @@
  *   lanes_load_part            the first `count` lanes, `fill` in the others
  *   lanes_load_half, _bfloat   of 16 stored numbers, exact; lanes_store_half, _bfloat round to nearest even
  *   lanes_not_after            mask of the positions that are <= limit
+ *   lanes_ascends_near         whether index [16] ascends by less than 32 in all, and this tier gains by knowing it:
+ *   lanes_pick_near            then from[index[i] - index[0]], of 32-bit numbers; from [32] is read
+ *   lanes_put_near             then to[index[i] - index[0]] = lane i
  *   lanes_difference           a - b - shift in double, rounded once
  *   sums                       sixteen double accumulators; sums_fma adds the product, which is exact in double
  *   counts                     sixteen 32-bit integers; counts_round takes numbers in [0, 2^31), half to even
@@ -29,6 +32,7 @@
 #include "engine/tensor.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 enum { LANES = 16 };
@@ -195,6 +199,21 @@ static inline uint32_t lanes_not_after(const int32_t *positions, int32_t limit) 
     uint32_t mask = 0;
     LANES_EACH mask |= (uint32_t)(positions[i] <= limit) << i;
     return mask;
+}
+
+static inline bool lanes_ascends_near(const uint32_t *index) {
+    (void)index;
+    return false;
+}
+
+static inline struct lanes lanes_pick_near(const void *from, const uint32_t *index) {
+    (void)index;
+    return lanes_load(from);
+}
+
+static inline void lanes_put_near(float *to, const uint32_t *index, struct lanes a) {
+    (void)index;
+    lanes_store(to, a);
 }
 
 static inline struct sums sums_zero(void) {

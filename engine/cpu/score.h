@@ -27,10 +27,11 @@ enum {
     SCORE_MATRIX_ROWS = 32,      /* rows of W_o that are worked on at a time */
 };
 
-/* Per KV format: 16 slots of a page as a block of floats. Lanes of slots that the head does not have hold anything. */
+/* Per KV format: 16 slots of a page as a block of floats. Lanes of slots that the head does not have hold anything.
+ * `ahead`: the page that will be read next, which is fetched meanwhile. */
 struct score_format_kernels {
-    void (*keys)(const char *page, uint32_t dim, float *block);
-    void (*values)(const char *page, uint32_t dim, float *block);
+    void (*keys)(const char *page, const char *ahead, uint32_t dim, float *block);
+    void (*values)(const char *page, const char *ahead, uint32_t dim, float *block);
 };
 
 struct score_kernels {
@@ -43,12 +44,13 @@ struct score_kernels {
         uint32_t count, float *out);
     void (*above)(const uint64_t *bits, uint32_t count, float *out);
     void (*positions)(const int32_t *positions, uint32_t count, float *out);
+    void (*uniform)(const int32_t *positions, uint64_t seed, uint32_t stream, uint32_t count, float *out);
     int32_t (*last_position)(const int32_t *positions, uint32_t count); /* the largest; -1 when there is none */
 
     /* +infinity at positions < sinks or >= recent_from, NaN at KV_NO_POSITION. */
     void (*protect)(const int32_t *positions, int32_t sinks, int32_t recent_from, uint32_t count, float *scores);
-    /* Positions and scores of slots order [count], and scores back to their slots. */
-    void (*gather)(const int32_t *positions, const float *scores, const uint32_t *order, uint32_t count,
+    /* Positions and scores [slots] of the slots order [count], and scores back to their slots. */
+    void (*gather)(const int32_t *positions, const float *scores, uint32_t slots, const uint32_t *order, uint32_t count,
         int32_t *out_positions, float *out_scores);
     void (*scatter)(const float *from, const uint32_t *order, uint32_t count, float *scores);
     /* Maximum over neighbours at most `reach` <= SCORE_POOL_FIXED positions away. Positions ascend; both lists go on
@@ -71,6 +73,8 @@ struct score_kernels {
      * p_stride. excess [rows]: the sum of a row's p over all slots, less 1. */
     void (*drop_errors)(const uint16_t *p, size_t p_stride, const uint32_t *ring, const float *excess,
         const float *squares, uint32_t rows, float *total);
+    /* sums [rows][16] += x [rows][16] times factors [16] */
+    void (*add_scaled)(const float *x, const float factors[SCORE_LANES], uint32_t rows, float *sums);
     /* out [16] += sum over rows of |x|; x [rows][16] */
     void (*add_absolute)(const float *x, uint32_t rows, double out[SCORE_LANES]);
     /* 16 numbers of f16, exact. */
@@ -128,6 +132,11 @@ static inline char *score_page(const struct score_unit *unit, const struct kv_he
     return kv_pool_page(unit->pool, view->pages[slot / KV_PAGE_SLOTS]);
 }
 
+/* The page after that of `slot`, or the same when it is the last. */
+static inline char *score_next_page(const struct score_unit *unit, const struct kv_head_view *view, uint32_t slot) {
+    return score_page(unit, view, view->slots - slot > KV_PAGE_SLOTS ? slot + KV_PAGE_SLOTS : slot);
+}
+
 /* Slots of the page that begins at `slot`. */
 static inline uint32_t score_page_slots(const struct kv_head_view *view, uint32_t slot) {
     return view->slots - slot < KV_PAGE_SLOTS ? view->slots - slot : KV_PAGE_SLOTS;
@@ -136,13 +145,15 @@ static inline uint32_t score_page_slots(const struct kv_head_view *view, uint32_
 static inline void score_page_keys(
     const struct score_unit *unit, const struct kv_head_view *view, uint32_t slot, float *block) {
     const struct kv_layout *layout = &unit->pool->layout;
-    unit->kernels->formats[layout->format].keys(score_page(unit, view, slot), layout->head_dim, block);
+    unit->kernels->formats[layout->format].keys(
+        score_page(unit, view, slot), score_next_page(unit, view, slot), layout->head_dim, block);
 }
 
 static inline void score_page_values(
     const struct score_unit *unit, const struct kv_head_view *view, uint32_t slot, float *block) {
     const struct kv_layout *layout = &unit->pool->layout;
-    unit->kernels->formats[layout->format].values(score_page(unit, view, slot), layout->head_dim, block);
+    unit->kernels->formats[layout->format].values(
+        score_page(unit, view, slot), score_next_page(unit, view, slot), layout->head_dim, block);
 }
 
 /* score_attention.c */

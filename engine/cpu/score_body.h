@@ -4,6 +4,7 @@
  * vectorises: every element on its own, integers or exact conversions, no sums.
  */
 #include "engine/cpu/score.h"
+#include "engine/philox.h"
 
 #include <math.h>
 #include <string.h>
@@ -91,6 +92,15 @@ static void score_positions(const int32_t *restrict positions, uint32_t count, f
         out[i] = (float)positions[i];
 }
 
+static void score_uniform(
+    const int32_t *restrict positions, uint64_t seed, uint32_t stream, uint32_t count, float *restrict out) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t words[4];
+        philox_words(seed, stream, (uint32_t)positions[i], 0, words);
+        out[i] = philox_uniform(words[0]);
+    }
+}
+
 static int32_t score_last_position(const int32_t *positions, uint32_t count) {
     int32_t last = -1;
     for (uint32_t i = 0; i < count; i++)
@@ -108,47 +118,35 @@ static void score_protect_slots(
     }
 }
 
-/* Whether sixteen slots of an order follow each other: then they are copied and not picked one by one. */
-SCORE_INLINE bool score_is_run(const uint32_t *order) {
-    uint32_t first = order[0], differs = 0;
-    for (uint32_t lane = 0; lane < LANES; lane++)
-        differs |= order[lane] ^ (first + lane);
-    return differs == 0;
-}
-
-static void score_gather(const int32_t *restrict positions, const float *restrict scores,
+/* Blocks of slots that ascend with few gaps, as most do, are picked out of two vectors and not one by one. */
+static void score_gather(const int32_t *restrict positions, const float *restrict scores, uint32_t slots,
     const uint32_t *restrict order, uint32_t count, int32_t *restrict out_positions, float *restrict out_scores) {
-    uint32_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        if (score_is_run(order + i)) {
-            memcpy(out_positions + i, positions + order[i], LANES * sizeof *positions);
-            memcpy(out_scores + i, scores + order[i], LANES * sizeof *scores);
+    for (uint32_t i = 0; i < count; i += LANES) {
+        uint32_t left = count - i < LANES ? count - i : LANES;
+        if (left == LANES && (uint64_t)order[i] + 2 * LANES <= slots && lanes_ascends_near(order + i)) {
+            struct lanes picked = lanes_pick_near(positions + order[i], order + i);
+            memcpy(out_positions + i, &picked, sizeof picked);
+            lanes_store(out_scores + i, lanes_pick_near(scores + order[i], order + i));
             continue;
         }
-        for (uint32_t lane = 0; lane < LANES; lane++) {
+        for (uint32_t lane = 0; lane < left; lane++) {
             out_positions[i + lane] = positions[order[i + lane]];
             out_scores[i + lane] = scores[order[i + lane]];
         }
-    }
-    for (; i < count; i++) {
-        out_positions[i] = positions[order[i]];
-        out_scores[i] = scores[order[i]];
     }
 }
 
 static void score_scatter(
     const float *restrict from, const uint32_t *restrict order, uint32_t count, float *restrict scores) {
-    uint32_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        if (score_is_run(order + i)) {
-            memcpy(scores + order[i], from + i, LANES * sizeof *scores);
+    for (uint32_t i = 0; i < count; i += LANES) {
+        uint32_t left = count - i < LANES ? count - i : LANES;
+        if (left == LANES && lanes_ascends_near(order + i)) {
+            lanes_put_near(scores + order[i], order + i, lanes_load(from + i));
             continue;
         }
-        for (uint32_t lane = 0; lane < LANES; lane++)
+        for (uint32_t lane = 0; lane < left; lane++)
             scores[order[i + lane]] = from[i + lane];
     }
-    for (; i < count; i++)
-        scores[order[i]] = from[i];
 }
 
 /* Positions are distinct and ascend, so whoever is at most R positions away is at most R places away. */
@@ -231,27 +229,56 @@ static void score_products(const float *x, size_t x_stride, const float *m, size
     }
 }
 
+/* The sum of two chains: one would wait for itself. */
+SCORE_INLINE void score_join(struct sums even, struct sums odd, double out[LANES]) {
+    double part[LANES];
+    sums_store(out, even);
+    sums_store(part, odd);
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        out[lane] += part[lane];
+}
+
 static void score_exact_products(const float *x, size_t x_stride, const float *m, size_t row_stride,
     size_t column_stride, uint32_t rows, uint32_t columns, double *out) {
-    for (uint32_t r = 0; r < rows; r++) {
-        struct sums sum = sums_zero();
-        for (uint32_t c = 0; c < columns; c++) {
-            struct lanes factor = lanes_set(m[r * row_stride + c * column_stride]);
-            sum = sums_fma(sum, factor, lanes_load(x + c * x_stride));
+    for (uint32_t r = 0; r < rows; r++, m += row_stride) {
+        struct sums even = sums_zero(), odd = sums_zero();
+        uint32_t c = 0;
+        for (; c + 2 <= columns; c += 2) {
+            even = sums_fma(even, lanes_set(m[c * column_stride]), lanes_load(x + c * x_stride));
+            odd = sums_fma(odd, lanes_set(m[(c + 1) * column_stride]), lanes_load(x + (c + 1) * x_stride));
         }
-        sums_store(out + (size_t)r * LANES, sum);
+        if (c < columns)
+            even = sums_fma(even, lanes_set(m[c * column_stride]), lanes_load(x + c * x_stride));
+        score_join(even, odd, out + (size_t)r * LANES);
     }
 }
 
 static void score_dots(const float *x, const float *y, uint32_t rows, double out[SCORE_LANES]) {
-    struct sums sum = sums_zero();
-    for (uint32_t r = 0; r < rows; r++)
-        sum = sums_fma(sum, lanes_load(x + (size_t)r * LANES), lanes_load(y + (size_t)r * LANES));
-    sums_store(out, sum);
+    struct sums even = sums_zero(), odd = sums_zero();
+    uint32_t r = 0;
+    for (; r + 2 <= rows; r += 2, x += 2 * LANES, y += 2 * LANES) {
+        even = sums_fma(even, lanes_load(x), lanes_load(y));
+        odd = sums_fma(odd, lanes_load(x + LANES), lanes_load(y + LANES));
+    }
+    if (r < rows)
+        even = sums_fma(even, lanes_load(x), lanes_load(y));
+    score_join(even, odd, out);
 }
 
+/* As score_dots of x with itself, converting it once. */
 static void score_squares(const float *x, uint32_t rows, double out[SCORE_LANES]) {
-    score_dots(x, x, rows, out);
+    struct sums even = sums_zero(), odd = sums_zero();
+    uint32_t r = 0;
+    for (; r + 2 <= rows; r += 2, x += 2 * LANES) {
+        struct lanes first = lanes_load(x), second = lanes_load(x + LANES);
+        even = sums_fma(even, first, first);
+        odd = sums_fma(odd, second, second);
+    }
+    if (r < rows) {
+        struct lanes last = lanes_load(x);
+        even = sums_fma(even, last, last);
+    }
+    score_join(even, odd, out);
 }
 
 SCORE_INLINE void score_distances_rows(
@@ -293,6 +320,14 @@ static void score_drop_errors(const uint16_t *p, size_t p_stride, const uint32_t
     }
 }
 
+static void score_add_scaled(const float *x, const float factors[SCORE_LANES], uint32_t rows, float *sums) {
+    struct lanes factor = lanes_load(factors);
+    for (uint32_t r = 0; r < rows; r++) {
+        float *sum = sums + (size_t)r * LANES;
+        lanes_store(sum, lanes_fma(lanes_load(x + (size_t)r * LANES), factor, lanes_load(sum)));
+    }
+}
+
 static void score_add_absolute(const float *x, uint32_t rows, double out[SCORE_LANES]) {
     struct sums sum = sums_zero();
     for (uint32_t r = 0; r < rows; r++) {
@@ -325,19 +360,25 @@ SCORE_INLINE float score_number(enum kv_format format, const char *from, size_t 
     return bfloat_to_float(((const uint16_t *)from)[offset]);
 }
 
-SCORE_INLINE void score_keys_block(enum kv_format format, const char *page, uint32_t dim, float *block) {
-    for (uint32_t c = 0; c < dim; c++)
+SCORE_INLINE void score_keys_block(
+    enum kv_format format, const char *page, const char *ahead, uint32_t dim, float *block) {
+    for (uint32_t c = 0; c < dim; c++) {
+        __builtin_prefetch(ahead + (size_t)c * LANES * kv_number_bytes(format), 0, 2);
         lanes_store(block + (size_t)c * LANES, score_load(format, page, (size_t)c * LANES));
+    }
 }
 
 /* Values lie by slot: turned around, sixteen channels at a time. */
-SCORE_INLINE void score_values_block(enum kv_format format, const char *page, uint32_t dim, float *block) {
-    const char *values = page + (size_t)dim * LANES * kv_number_bytes(format);
+SCORE_INLINE void score_values_block(
+    enum kv_format format, const char *page, const char *ahead, uint32_t dim, float *block) {
+    size_t values_at = (size_t)dim * LANES * kv_number_bytes(format);
+    const char *values = page + values_at;
     for (uint32_t slot = 0; slot < LANES; slot++) {
         size_t row = (size_t)slot * dim;
         uint32_t c = 0;
         for (; c + LANES <= dim; c += LANES) {
             float part[LANES];
+            __builtin_prefetch(ahead + values_at + (row + c) * kv_number_bytes(format), 0, 2);
             lanes_store(part, score_load(format, values, row + c));
             for (uint32_t i = 0; i < LANES; i++)
                 block[(size_t)(c + i) * LANES + slot] = part[i];
@@ -347,39 +388,39 @@ SCORE_INLINE void score_values_block(enum kv_format format, const char *page, ui
     }
 }
 
-static void score_keys_f32(const char *page, uint32_t dim, float *block) {
-    score_keys_block(KV_F32, page, dim, block);
+static void score_keys_f32(const char *page, const char *ahead, uint32_t dim, float *block) {
+    score_keys_block(KV_F32, page, ahead, dim, block);
 }
 
-static void score_keys_f16(const char *page, uint32_t dim, float *block) {
-    score_keys_block(KV_F16, page, dim, block);
+static void score_keys_f16(const char *page, const char *ahead, uint32_t dim, float *block) {
+    score_keys_block(KV_F16, page, ahead, dim, block);
 }
 
-static void score_keys_bf16(const char *page, uint32_t dim, float *block) {
-    score_keys_block(KV_BF16, page, dim, block);
+static void score_keys_bf16(const char *page, const char *ahead, uint32_t dim, float *block) {
+    score_keys_block(KV_BF16, page, ahead, dim, block);
 }
 
-static void score_values_f32(const char *page, uint32_t dim, float *block) {
-    score_values_block(KV_F32, page, dim, block);
+static void score_values_f32(const char *page, const char *ahead, uint32_t dim, float *block) {
+    score_values_block(KV_F32, page, ahead, dim, block);
 }
 
-static void score_values_f16(const char *page, uint32_t dim, float *block) {
-    score_values_block(KV_F16, page, dim, block);
+static void score_values_f16(const char *page, const char *ahead, uint32_t dim, float *block) {
+    score_values_block(KV_F16, page, ahead, dim, block);
 }
 
-static void score_values_bf16(const char *page, uint32_t dim, float *block) {
-    score_values_block(KV_BF16, page, dim, block);
+static void score_values_bf16(const char *page, const char *ahead, uint32_t dim, float *block) {
+    score_values_block(KV_BF16, page, ahead, dim, block);
 }
 
 #define SCORE_KERNELS                                                                                                  \
     {                                                                                                                  \
         .sums = score_sums, .sums_per_query = score_sums_per_query, .window_sums = score_window_sums,                  \
-        .spread = score_spread, .above = score_above_bits, .positions = score_positions,                               \
+        .spread = score_spread, .above = score_above_bits, .positions = score_positions, .uniform = score_uniform,     \
         .last_position = score_last_position, .protect = score_protect_slots, .gather = score_gather,                  \
         .scatter = score_scatter, .pool_max = score_pool, .products = score_products,                                  \
         .exact_products = score_exact_products, .squares = score_squares, .dots = score_dots,                          \
-        .distances = score_distances, .drop_errors = score_drop_errors, .add_absolute = score_add_absolute,            \
-        .halves = score_halves, .formats = {                                                                           \
+        .distances = score_distances, .drop_errors = score_drop_errors, .add_scaled = score_add_scaled,                \
+        .add_absolute = score_add_absolute, .halves = score_halves, .formats = {                                       \
             [KV_F32] = {score_keys_f32, score_values_f32},                                                             \
             [KV_F16] = {score_keys_f16, score_values_f16},                                                             \
             [KV_BF16] = {score_keys_bf16, score_values_bf16},                                                          \

@@ -6,6 +6,7 @@
 #include "engine/cpu/vector.h"
 
 #include <math.h>
+#include <string.h>
 
 void score_key_norm(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
@@ -20,41 +21,63 @@ void score_key_norm(const struct score_unit *unit, const struct score_stage *sta
     }
 }
 
-/* Adds the normalised keys of a page, and notes their norms. A key of no length points nowhere. */
-static void add_directions(const struct score_unit *unit, const struct score_head *at, const int32_t *positions,
-    uint32_t slot, const float *keys, double *norms, double *anchor) {
-    double squares[SCORE_LANES], part[SCORE_LANES] = {0};
-    unit->kernels->squares(keys, unit->pool->layout.head_dim, squares);
-    for (uint32_t lane = 0; lane < score_page_slots(&at->view, slot); lane++) {
-        norms[slot + lane] = sqrt(squares[lane]);
-        if (positions[slot + lane] != KV_NO_POSITION && norms[slot + lane] > 0)
-            part[lane] = 1 / norms[slot + lane];
+enum { ANCHOR_PAGES = 32 /* that are summed in float before their sum goes on in double */ };
+
+/* Adds the normalised keys of a page lane by lane to sums [d][16], and notes their norms. A key of no length points
+ * nowhere; lanes without a slot are cleared, as zero times what they hold need not be zero. */
+static void add_directions(const struct score_unit *unit, const struct kv_head_view *view, const int32_t *positions,
+    uint32_t slot, float *keys, double *norms, float *sums) {
+    uint32_t dim = unit->pool->layout.head_dim;
+    double squares[SCORE_LANES];
+    float factors[SCORE_LANES];
+    unit->kernels->squares(keys, dim, squares);
+    for (uint32_t lane = 0; lane < SCORE_LANES; lane++) {
+        bool counts = lane < score_page_slots(view, slot) && positions[slot + lane] != KV_NO_POSITION;
+        double norm = counts ? sqrt(squares[lane]) : 0;
+        factors[lane] = norm > 0 ? (float)(1 / norm) : 0;
+        for (uint32_t c = 0; !counts && c < dim; c++)
+            keys[c * SCORE_LANES + lane] = 0;
+        if (slot + lane < view->slots)
+            norms[slot + lane] = norm;
     }
-    for (uint32_t c = 0; c < unit->pool->layout.head_dim; c++) {
-        double sum = 0;
-        for (uint32_t lane = 0; lane < SCORE_LANES; lane++)
-            sum += part[lane] != 0 ? (double)keys[c * SCORE_LANES + lane] * part[lane] : 0;
-        anchor[c] += sum;
-    }
+    unit->kernels->add_scaled(keys, factors, dim, sums);
 }
 
-/* The anchor's direction is all that matters: the sum of directions serves as well as their mean. */
-void score_key_difference(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
-    const struct score_head *at = &unit->layer->heads[head];
-    const int32_t *positions = unit->scratch->slots[head].positions;
-    uint32_t dim = unit->pool->layout.head_dim;
-    float *keys = unit->scratch->blocks, direction[ATTEND_DIM_MAX];
-    double *norms = unit->scratch->wide, anchor[ATTEND_DIM_MAX] = {0}, length = 0;
-    (void)stage;
-    for (uint32_t slot = 0; slot < at->view.slots; slot += KV_PAGE_SLOTS) {
-        score_page_keys(unit, &at->view, slot, keys);
-        add_directions(unit, at, positions, slot, keys, norms, anchor);
+static void flush_sums(uint32_t dim, float *sums, double *anchor) {
+    for (uint32_t c = 0; c < dim; c++) {
+        for (uint32_t lane = 0; lane < SCORE_LANES; lane++)
+            anchor[c] += (double)sums[c * SCORE_LANES + lane];
     }
+    memset(sums, 0, (size_t)dim * SCORE_LANES * sizeof *sums);
+}
+
+/* The sum of the normalised keys of a head, of length 1: its direction is all that matters. */
+static void find_anchor(const struct score_unit *unit, uint32_t head, double *norms, float *direction) {
+    const struct kv_head_view *view = &unit->layer->heads[head].view;
+    uint32_t dim = unit->pool->layout.head_dim;
+    float *keys = unit->scratch->blocks, *sums = keys + (size_t)dim * SCORE_LANES;
+    double anchor[ATTEND_DIM_MAX] = {0}, length = 0;
+    memset(sums, 0, (size_t)dim * SCORE_LANES * sizeof *sums);
+    for (uint32_t slot = 0; slot < view->slots; slot += KV_PAGE_SLOTS) {
+        score_page_keys(unit, view, slot, keys);
+        add_directions(unit, view, unit->scratch->slots[head].positions, slot, keys, norms, sums);
+        if (slot / KV_PAGE_SLOTS % ANCHOR_PAGES == ANCHOR_PAGES - 1)
+            flush_sums(dim, sums, anchor);
+    }
+    flush_sums(dim, sums, anchor);
     for (uint32_t c = 0; c < dim; c++)
         length += anchor[c] * anchor[c];
-    length = sqrt(length);
     for (uint32_t c = 0; c < dim; c++)
-        direction[c] = (float)(length > 0 ? anchor[c] / length : 0);
+        direction[c] = (float)(length > 0 ? anchor[c] / sqrt(length) : 0);
+}
+
+void score_key_difference(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    const struct score_head *at = &unit->layer->heads[head];
+    uint32_t dim = unit->pool->layout.head_dim;
+    float *keys = unit->scratch->blocks, direction[ATTEND_DIM_MAX];
+    double *norms = unit->scratch->wide;
+    (void)stage;
+    find_anchor(unit, head, norms, direction);
     for (uint32_t slot = 0; slot < at->view.slots; slot += KV_PAGE_SLOTS) {
         double dots[SCORE_LANES];
         score_page_keys(unit, &at->view, slot, keys);

@@ -245,7 +245,7 @@ static void add_rows(
     size_t columns = (size_t)job->call->heads * dim;
     float products[SCORE_MATRIX_ROWS * SCORE_LANES];
     char *page = kv_pool_page(pool, block->head->view.pages[block->slot / KV_PAGE_SLOTS]);
-    kernels->formats[pool->layout.format].values(page, dim, values);
+    kernels->formats[pool->layout.format].values(page, page, dim, values);
     for (uint32_t g = 0; g < group; g++) {
         const float *part = rows + ((size_t)block->head_number * group + g) * dim;
         kernels->products(values, SCORE_LANES, part, columns, 1, rows_count, dim, false, products);

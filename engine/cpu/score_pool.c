@@ -8,10 +8,7 @@
  */
 #include "engine/cpu/score.h"
 
-#include "engine/random.h"
-
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Slots that may be pooled, in order of position: [first, end) of the order; order NULL: slots are in that order. */
@@ -29,11 +26,9 @@ void score_position(const struct score_unit *unit, const struct score_stage *sta
 
 void score_random(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
-    const int32_t *positions = unit->scratch->slots[head].positions;
     uint32_t stream = unit->layer->layer * unit->pool->layout.kv_heads + head;
     (void)stage;
-    for (uint32_t slot = 0; slot < at->view.slots; slot++)
-        at->scores[slot] = random_uniform(unit->layer->seed, stream, (uint32_t)positions[slot], 0);
+    unit->kernels->uniform(unit->scratch->slots[head].positions, unit->layer->seed, stream, at->view.slots, at->scores);
 }
 
 static int32_t limit_position(uint32_t position) {
@@ -56,20 +51,44 @@ static bool ascends(const int32_t *positions, uint32_t count) {
     return wrong == 0;
 }
 
-static int compare_keys(const void *a, const void *b) {
-    const uint64_t *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
+enum { SORT_BITS = 11, SORT_DIGITS = 1 << SORT_BITS };
+
+/* One pass of a radix sort, stable: keys are positions above slots. */
+static void sort_by_digit(const uint64_t *from, uint32_t count, uint32_t shift, uint64_t *to) {
+    uint32_t starts[SORT_DIGITS] = {0}, start = 0;
+    for (uint32_t i = 0; i < count; i++)
+        starts[from[i] >> shift & (SORT_DIGITS - 1)]++;
+    for (uint32_t digit = 0; digit < SORT_DIGITS; digit++) {
+        uint32_t next = start + starts[digit];
+        starts[digit] = start;
+        start = next;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        to[starts[from[i] >> shift & (SORT_DIGITS - 1)]++] = from[i];
 }
 
 /* Slots by position; unused ones last. */
 static const uint32_t *sort_slots(const struct score_unit *unit, const int32_t *positions, uint32_t count) {
-    uint64_t *keys = unit->scratch->keys;
-    for (uint32_t slot = 0; slot < count; slot++)
-        keys[slot] = (uint64_t)(uint32_t)positions[slot] << 32 | slot;
-    qsort(keys, count, sizeof *keys, compare_keys);
-    for (uint32_t i = 0; i < count; i++)
-        unit->scratch->order[i] = (uint32_t)keys[i];
-    return unit->scratch->order;
+    uint64_t *keys = unit->scratch->keys, *space = (uint64_t *)unit->scratch->wide;
+    uint32_t used = 0, *order = unit->scratch->order, last = 0;
+    for (uint32_t slot = 0, unused = count; slot < count; slot++) {
+        uint32_t position = (uint32_t)positions[slot];
+        if (position == KV_NO_POSITION) {
+            order[--unused] = slot;
+            continue;
+        }
+        keys[used++] = (uint64_t)position << 32 | slot;
+        last = position > last ? position : last;
+    }
+    for (uint32_t digit = 0; digit * SORT_BITS < 31 && last >> digit * SORT_BITS != 0; digit++) {
+        sort_by_digit(keys, used, 32 + digit * SORT_BITS, space);
+        uint64_t *sorted = space;
+        space = keys;
+        keys = sorted;
+    }
+    for (uint32_t i = 0; i < used; i++)
+        order[i] = (uint32_t)keys[i];
+    return order;
 }
 
 static int32_t ordered_position(const struct pool_range *range, uint32_t i) {
@@ -109,7 +128,8 @@ static uint32_t copy_range(
     *positions = unit->scratch->near_positions + SCORE_PAD;
     *scores = unit->scratch->near_scores + SCORE_PAD;
     if (range->order != NULL) {
-        unit->kernels->gather(range->positions, from, range->order + range->first, count, *positions, *scores);
+        unit->kernels->gather(range->positions, from, unit->layer->heads[head].view.slots, range->order + range->first,
+            count, *positions, *scores);
     } else {
         memcpy(*positions, range->positions + range->first, count * sizeof **positions);
         memcpy(*scores, from + range->first, count * sizeof **scores);

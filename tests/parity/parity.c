@@ -17,6 +17,7 @@ static const struct parity_case *const families[] = {
     parity_pages_cases,
     parity_sample_cases,
     parity_score_cases,
+    parity_score_timed,
 };
 
 static const char *const tiers[] = {"scalar", "avx2", "avx512"};

@@ -37,6 +37,7 @@ extern const struct parity_case parity_vector_cases[];
 extern const struct parity_case parity_pages_cases[];
 extern const struct parity_case parity_sample_cases[];
 extern const struct parity_case parity_score_cases[];
+extern const struct parity_case parity_score_timed[];
 
 struct parity {
     struct backend *backend;
