@@ -324,7 +324,7 @@ static inline struct sums sums_load(const double *from) {
         {_mm256_loadu_pd(from), _mm256_loadu_pd(from + 4), _mm256_loadu_pd(from + 8), _mm256_loadu_pd(from + 12)}};
 }
 
-static inline struct sums sums_fma(double a, struct sums b, struct sums s) {
+static inline struct sums sums_add_scaled(double a, struct sums b, struct sums s) {
     __m256d factor = _mm256_set1_pd(a);
     for (int i = 0; i < 4; i++)
         s.v[i] = _mm256_fmadd_pd(factor, b.v[i], s.v[i]);

@@ -272,7 +272,7 @@ static inline struct sums sums_load(const double *from) {
     return (struct sums){_mm512_loadu_pd(from), _mm512_loadu_pd(from + 8)};
 }
 
-static inline struct sums sums_fma(double a, struct sums b, struct sums s) {
+static inline struct sums sums_add_scaled(double a, struct sums b, struct sums s) {
     __m512d factor = _mm512_set1_pd(a);
     return (struct sums){_mm512_fmadd_pd(factor, b.low, s.low), _mm512_fmadd_pd(factor, b.high, s.high)};
 }

@@ -22,9 +22,9 @@
  *   counts                     sixteen 32-bit integers; counts_round takes numbers in [0, 2^31), half to even
  *   counts_add_wide            adds them to sixteen 64-bit integers
  *   lanes_mantissa             x = mantissa * 2^exponent, mantissa in [sqrt(1/2), sqrt(2)), for normal x > 0
- *   lanes_uniform              u in (0, 1) and its complement 1 - u, of the 52 highest bits of mix(key ^ position),
- * plus a half (lanes_mix is SplitMix64's finaliser, Steele et al. 2014) sums_fma                   sums + a * b, for a
- * product that is exact
+ *   lanes_uniform              u in (0, 1) and its complement 1 - u, of the 52 highest bits of mix(key ^ position)
+ *   lanes_mix                  SplitMix64's finaliser (Steele et al. 2014)
+ *   sums_add_scaled            a * b + sums, for a product that is exact
  */
 #ifndef ENGINE_CPU_LANES_SCALAR_H
 #define ENGINE_CPU_LANES_SCALAR_H
@@ -308,7 +308,7 @@ static inline struct sums sums_load(const double *from) {
     return s;
 }
 
-static inline struct sums sums_fma(double a, struct sums b, struct sums s) {
+static inline struct sums sums_add_scaled(double a, struct sums b, struct sums s) {
     LANES_EACH s.v[i] += a * b.v[i];
     return s;
 }

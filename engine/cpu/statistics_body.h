@@ -146,7 +146,7 @@ STATISTICS_INLINE void statistics_products_block(
     for (uint32_t row = 0; row < rows; row++, a += from_stride, b += from_stride) {
         struct sums numbers = sums_load(b);
         for (uint32_t i = 0; i < 4; i++)
-            sums[i] = sums_fma(a[i], numbers, sums[i]);
+            sums[i] = sums_add_scaled(a[i], numbers, sums[i]);
     }
     for (uint32_t i = 0; i < 4; i++)
         sums_store(outer + i * stride, sums[i]);
