@@ -12,9 +12,9 @@
 
 #include "engine/clock.h"
 
-/* Tokens that a choice with a policy is looked after in advance. At a quarter kept they are one page a head, which is
- * also what an unpruned choice gets. */
-enum { TOKENS_AHEAD = 64 };
+/* Tokens that a choice with a policy is looked after in advance. Growth is slow where little is kept, and what the last
+ * prompt needed at its peak is there for it. */
+enum { TOKENS_AHEAD = 32 };
 
 struct outlook {
     int64_t peak;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/failing_malloc.h"
 
+#include <stdatomic.h>
 #include <stddef.h>
 
 void *__real_malloc(size_t size);
@@ -10,13 +11,14 @@ void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_realloc(void *memory, size_t size);
 
-static bool armed, failed;
-static uint32_t successes_left;
+static atomic_bool armed, failed;
+static atomic_uint successes_left;
+static _Thread_local bool spared;
 
 void failing_malloc_arm(uint32_t successes) {
-    armed = true;
     failed = false;
     successes_left = successes;
+    armed = true;
 }
 
 bool failing_malloc_disarm(void) {
@@ -24,8 +26,12 @@ bool failing_malloc_disarm(void) {
     return failed;
 }
 
+void failing_malloc_spare_thread(void) {
+    spared = true;
+}
+
 static bool fails_now(void) {
-    if (!armed || successes_left-- > 0)
+    if (spared || !armed || successes_left-- > 0)
         return false;
     armed = false;
     failed = true;

@@ -131,26 +131,33 @@ static void same_answers_at_any_chunk_size(void **state) {
     serving_free(serving);
 }
 
-/* Unpruned requests that came first grow and grow; those with policies have to give way. */
-enum { GROWING = 4 };
+/* Pages that a request takes while its prompt is computed. */
+static uint32_t peak_pages(struct serving *serving, const struct request *request) {
+    uint32_t count = request->prompts[0].count;
+    return (uint32_t)engine_demand(serving_engine(serving), &request->kv_policy, count, count).peak_pages;
+}
 
-static struct scheduler_stats answer_under_pressure(const struct serving_options *options, struct call *const *alone) {
-    struct serving *serving = serving_create(options); /* in lockstep: all are there before the second token */
-    struct call *growing[GROWING], *calls[CASES];
-    for (uint32_t i = 0; i < GROWING; i++) {
-        struct request *request = serving_request(20, 50 + i, 300);
-        request->ignore_eos = true;
-        growing[i] = submit(serving, request);
+/* Unpruned requests that came first grow, on pages for little more than them at the start and the case's prompt: it has
+ * to give way, perhaps more than once, and to come back. */
+static struct scheduler_stats answer_under_pressure(
+    uint32_t i, const struct call *alone, struct serving *any, struct serving_options options) {
+    enum { GROWING = 4, PAGES_EACH = 4 * 3 };
+    struct request *request = case_request(i);
+    options.kv_pages = peak_pages(any, request) + GROWING * PAGES_EACH;
+    options.lockstep = true; /* all are there before the second token */
+    struct serving *serving = serving_create(&options);
+    struct call *growing[GROWING];
+    for (uint32_t g = 0; g < GROWING; g++) {
+        struct request *first = serving_request(20, 50 + g, 90);
+        first->ignore_eos = true;
+        growing[g] = submit(serving, first);
     }
-    for (uint32_t i = 0; i < CASES; i++)
-        calls[i] = submit(serving, case_request(i));
+    struct call *call = submit(serving, request);
     serving_wait_all(serving);
-    for (uint32_t i = 0; i < CASES; i++)
-        check_equal(&calls[i]->answers[0], &alone[i]->answers[0], policies[i]);
-    for (uint32_t i = 0; i < GROWING; i++)
-        assert_int_equal(growing[i]->answers[0].finish, FINISH_LENGTH);
+    check_equal(&call->answers[0], &alone->answers[0], policies[i]);
+    for (uint32_t g = 0; g < GROWING; g++)
+        assert_int_equal(growing[g]->answers[0].completion_tokens, 90);
     struct scheduler_stats stats = stats_of(serving);
-    print_message("pressure: %u swaps, %u replays\n", (unsigned)stats.swaps, (unsigned)stats.replays);
     assert_int_equal(stats.swapped_bytes, 0);
     serving_free(serving);
     return stats;
@@ -160,19 +167,18 @@ static void same_answers_after_swapping_and_replaying(void **state) {
     (void)state;
     struct call *alone[CASES];
     struct serving *serving = answer_alone(alone);
-    const size_t pages = 4 * 64;
-    struct scheduler_stats stats = answer_under_pressure(
-        &(struct serving_options){.kv_pages = pages, .swap_bytes = 1 << 30, .lockstep = true}, alone);
-    assert_true(stats.swaps > 0);
-    assert_int_equal(stats.replays, 0);
-    stats = answer_under_pressure(&(struct serving_options){.kv_pages = pages, .lockstep = true}, alone);
-    assert_int_equal(stats.swaps, 0);
-    assert_true(stats.replays > 0);
-    stats = answer_under_pressure(
-        &(struct serving_options){
-            .kv_pages = pages, .swap_bytes = 100000, .prefill_chunk = 40, .no_prefix_sharing = true, .lockstep = true},
-        alone);
-    assert_true(stats.preemptions > 0);
+    const struct serving_options kinds[] = {
+        {.swap_bytes = 1 << 30}, {.swap_bytes = 0}, {.swap_bytes = 0, .prefill_chunk = 40, .no_prefix_sharing = true}};
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        uint32_t swapped = 0, replayed = 0;
+        for (uint32_t i = 0; i < CASES; i++) {
+            struct scheduler_stats stats = answer_under_pressure(i, alone[i], serving, kinds[k]);
+            swapped += stats.swaps > 0;
+            replayed += stats.replays > 0;
+        }
+        assert_int_equal(kinds[k].swap_bytes > 0 ? replayed : swapped, 0);
+        assert_true(swapped + replayed >= CASES - 6);
+    }
     serving_free(serving);
 }
 
@@ -329,7 +335,7 @@ static void echo_scores_the_prompt_before_it_is_pruned(void **state) {
     serving_free(serving);
 }
 
-/* Most requests of a kind that ran at once until all were done, and none of them preempted. */
+/* Most requests of a kind that ran at once until all were done, and how often one of them had to give way. */
 static uint32_t run_at_once(const char *policy, uint32_t pages, uint32_t *preemptions) {
     enum { PROMPT = 1024, REQUESTS = 70, ANSWER = 200 };
     struct serving *serving = serving_create(&(struct serving_options){.kv_pages = pages,
@@ -347,7 +353,7 @@ static uint32_t run_at_once(const char *policy, uint32_t pages, uint32_t *preemp
     }
     uint32_t most = 0;
     for (uint32_t i = 0; i < REQUESTS; i++)
-        for (uint32_t outputs = 1; !calls[i]->ended; outputs++) {
+        while (!calls[i]->ended) {
             serving_wait_output(serving, calls[i], calls[i]->answers[0].outputs + 1);
             struct scheduler_stats stats = stats_of(serving);
             most = stats.requests_running > most ? stats.requests_running : most;
@@ -369,8 +375,8 @@ static void more_pruned_sequences_run_at_once(void **state) {
         double times;
     } expected[] = {
         {"streaming,ratio=0.25", 3.5},
-        {"h2o,ratio=0.25", 3.3},
-        {"snapkv,ratio=0.25", 2.6},
+        {"h2o,ratio=0.25", 3.4},
+        {"snapkv,ratio=0.25", 2.7},
         {"snapkv,ratio=0.25,prefill_prune_every=128", 2.8},
     };
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
@@ -378,7 +384,7 @@ static void more_pruned_sequences_run_at_once(void **state) {
         print_message("%s: %u at once, full %u; %u preemptions\n", expected[i].policy, pruned, full, preemptions);
         if (pruned < expected[i].times * 16)
             fail_msg("%s: %u at once where full has %u", expected[i].policy, pruned, full);
-        assert_true(preemptions <= 4);
+        assert_true(preemptions <= 10);
     }
 }
 
