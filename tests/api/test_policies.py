@@ -92,8 +92,10 @@ def test_a_quarter_is_kept(alone, full, policy):
     else:
         assert seen // 4 - 1 <= usage["kv_tokens_kept"] <= most
     assert usage["kv_bytes_full"] == full["usage"]["kv_bytes_full"]
-    if policy != "expected_attention":  # its moments of queries take as much as some hundred tokens
-        assert usage["kv_bytes"] < 0.65 * usage["kv_bytes_full"]  # statistics included
+    # Statistics included. Those of some do not grow with the prompt, and weigh as much as some hundred tokens: the
+    # outputs of a window's queries, the moments of all queries.
+    part = {"laprox": 0.85, "restkv": 0.85, "expected_attention": 1.2}.get(policy, 0.65)
+    assert usage["kv_bytes"] < part * usage["kv_bytes_full"]
 
 
 @pytest.mark.parametrize("kv_cache, kept", [
