@@ -7,10 +7,13 @@
  *   first_token  a request of --prefill tokens through the idle scheduler, until its first token is delivered
  *   request      a request of one token through the idle scheduler, until its end is delivered; its phases say how long
  *                it was queued and how long a cancellation takes
+ *   admission    with --admission: how many sequences of `depth` tokens run to their end at once (bench_admission.c)
  * Each is run once to warm up and once with the engine's profile (bytes, and with --profile the phases), then --pairs
  * times for the figures, which are medians. With --peer every run of prefill and decode is paired with one of the peer,
  * in alternating order, and `ratio` is the median of peer seconds / own seconds. Own decode and prefill seconds contain
  * the logits and the choice of the most likely token; the peer's (scripts/peer_llama_cpp.py) the logits alone.
+ * Prefill, decode and admission are measured with the full cache first, then with each eviction policy of --kv-policy
+ * and --kv-ratio, in pairs with the full cache (bench_policy.c).
  *
  * read_bandwidth_fraction: bytes_per_step / step time, as a share of the bandwidth that a plain read of as many bytes
  * reaches with the same threads in the same process. Caches that keep part of the weights from step to step can lift it
@@ -20,10 +23,8 @@
  */
 #include "commands/commands.h"
 
+#include "commands/bench_case.h"
 #include "commands/bench_machine.h"
-#include "commands/bench_peer.h"
-#include "commands/bench_report.h"
-#include "commands/bench_work.h"
 #include "commands/engine_config.h"
 #include "engine/cpu/threads.h"
 
@@ -31,127 +32,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct bench {
-    const struct config *config;
-    struct model *model;
-    struct engine *engine;
-    struct bench_peer *peer; /* NULL: none */
-    uint32_t threads;
-    double *own_seconds;  /* [pairs] */
-    double *peer_seconds; /* [pairs] */
-    struct bench_run *runs;
-    size_t runs_count;
-    struct bench_report report;
-};
-
-/* A piece of work that the engine and the peer can both do. */
-struct bench_case {
-    const char *work;
-    uint32_t batch;
-    uint32_t depth;
-    uint32_t steps;  /* calls of engine_forward in a run */
-    uint64_t tokens; /* computed in a run */
-    struct bench_decode decode;
-    int (*run_own)(struct bench *bench, struct bench_case *work, double *seconds, struct error *error);
-    int (*run_peer)(struct bench *bench, const struct bench_case *work, double *seconds, struct error *error);
-};
-
 static int prefill_own(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
-    return bench_prefill(bench->engine, work->depth, seconds, error);
+    return bench_prefill(bench->engine, NULL, work->depth, seconds, error);
 }
 
-static int prefill_peer(struct bench *bench, const struct bench_case *work, double *seconds, struct error *error) {
+static int prefill_peer(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
     return bench_peer_prefill(bench->peer, work->depth, seconds, error);
 }
 
-static int decode_own(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
-    (void)bench;
-    return bench_decode_run(&work->decode, seconds, error);
-}
-
-static int decode_peer(struct bench *bench, const struct bench_case *work, double *seconds, struct error *error) {
+static int decode_peer(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
     return bench_peer_decode(bench->peer, work->steps, work->depth, work->batch, seconds, error);
 }
 
-/* Bytes and phases of a step, from a run of its own: the profile's clock calls cost time. */
-static int profile_case(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
-    double seconds;
-    engine_profile_enable(bench->engine, true);
-    int code = work->run_own(bench, work, &seconds, error);
-    struct engine_profile profile = *engine_profile_get(bench->engine);
-    engine_profile_enable(bench->engine, false);
-    if (code != 0)
-        return code;
-    double steps = profile.steps > 0 ? (double)profile.steps : 1;
-    for (int i = 0; i < PHASE_COUNT; i++)
-        run->bytes_per_step += profile.bytes[i] / steps;
-    for (int i = 0; bench->config->profile && i < PHASE_COUNT; i++)
-        run->phases[run->phases_count++] = (struct bench_phase){.name = engine_phase_name((enum engine_phase)i),
-            .seconds = profile.seconds[i] / steps,
-            .bytes = profile.bytes[i] / steps};
-    return 0;
-}
-
-/* One run of each side; the order alternates, so that a drift of the machine meets both. */
-static int run_pair(struct bench *bench, struct bench_case *work, uint32_t pair, struct error *error) {
-    int code = 0;
-    if (bench->peer != NULL && pair % 2 == 1)
-        code = work->run_peer(bench, work, &bench->peer_seconds[pair], error);
-    if (code == 0)
-        code = work->run_own(bench, work, &bench->own_seconds[pair], error);
-    if (code == 0 && bench->peer != NULL && pair % 2 == 0)
-        code = work->run_peer(bench, work, &bench->peer_seconds[pair], error);
-    return code;
-}
-
-static int measure_case(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
-    uint32_t pairs = bench->config->pairs;
-    int code = run_pair(bench, work, 0, error); /* warms both up */
-    if (code == 0)
-        code = profile_case(bench, work, run, error);
-    for (uint32_t pair = 0; pair < pairs && code == 0; pair++)
-        code = run_pair(bench, work, pair, error);
+/* A case of the full cache, beside the peer where there is one. */
+static int measure_full(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
+    int code = bench_case_measure(bench, work, run, error);
     if (code != 0)
         return code;
     if (bench->peer != NULL) {
-        run->ratio = bench_pair_ratio(bench->own_seconds, bench->peer_seconds, pairs);
-        run->peer_tokens_per_second = (double)work->tokens / bench_median(bench->peer_seconds, pairs);
+        run->ratio = work->ratio;
+        run->peer_tokens_per_second = (double)work->tokens / bench_median(bench->other_seconds, bench->config->pairs);
     }
-    double seconds = bench_median(bench->own_seconds, pairs);
-    run->tokens_per_second = (double)work->tokens / seconds;
-    run->step_ms = seconds * 1e3 / work->steps;
     run->read_bandwidth_fraction =
-        bench_read_seconds((uint64_t)run->bytes_per_step, bench->threads) * work->steps / seconds;
+        bench_read_seconds((uint64_t)run->bytes_per_step, bench->threads) * 1e3 / run->step_ms;
     return 0;
 }
 
-static struct bench_run *add_run(struct bench *bench, const char *work, uint32_t batch, uint32_t depth) {
-    struct bench_run *run = &bench->runs[bench->runs_count++];
-    *run = (struct bench_run){.work = work, .batch = batch, .depth = depth, .kv_policy = "full", .kv_ratio = 1};
-    return run;
-}
-
-/* Says which work it was that failed. */
-static int name_work(const struct bench_case *work, int code, struct error *error) {
-    struct error cause = *error;
-    if (code == 0)
-        return 0;
-    return error_set(error, code, "%s batch %u depth %u: %.400s%s", work->work, work->batch, work->depth, cause.message,
-        code == ERROR_PAGES || code == ERROR_CONTEXT ? " (--kv-memory sets the pages, --context the limit)" : "");
-}
-
 static int bench_prefill_case(struct bench *bench, struct error *error) {
-    uint32_t tokens = bench->config->prefill, rows = engine_batch_rows(bench->engine);
     struct bench_case work = {.work = "prefill",
         .batch = 1,
-        .depth = tokens,
-        .steps = (tokens + rows - 1) / rows,
-        .tokens = tokens,
+        .depth = bench->config->prefill,
+        .steps = bench_prefill_steps(bench),
+        .tokens = bench->config->prefill,
         .run_own = prefill_own,
-        .run_peer = prefill_peer};
-    return name_work(&work, measure_case(bench, &work, add_run(bench, "prefill", 1, tokens), error), error);
+        .run_other = bench->peer != NULL ? prefill_peer : NULL};
+    struct bench_run *run = bench_add_run(bench, &work, error);
+    int code = run == NULL ? ERROR_MEMORY : measure_full(bench, &work, run, error);
+    return bench_name_case(&work, code, error);
 }
 
+/* The full cache, then the policies beside it. */
 static int bench_decode_case(struct bench *bench, uint32_t batch, uint32_t depth, struct error *error) {
     uint32_t steps = bench->config->decode;
     struct bench_case work = {.work = "decode",
@@ -159,18 +79,20 @@ static int bench_decode_case(struct bench *bench, uint32_t batch, uint32_t depth
         .depth = depth,
         .steps = steps,
         .tokens = (uint64_t)steps * batch,
-        .run_own = decode_own,
-        .run_peer = decode_peer};
-    int code = bench_decode_prepare(&work.decode, bench->engine, batch, depth, steps, error);
+        .decode = {.engine = bench->engine, .batch = batch, .depth = depth, .steps = steps},
+        .run_own = bench_run_decode,
+        .run_other = bench->peer != NULL ? decode_peer : NULL};
+    struct bench_run *run = NULL;
+    int code = bench_decode_prepare(&work.decode, error);
+    if (code == 0 && (run = bench_add_run(bench, &work, error)) == NULL)
+        code = ERROR_MEMORY;
     if (code == 0)
-        code = measure_case(bench, &work, add_run(bench, "decode", batch, depth), error);
+        code = measure_full(bench, &work, run, error);
+    code = bench_name_case(&work, code, error);
+    if (code == 0)
+        code = bench_policy_decode(bench, &work.decode, run, error);
     bench_decode_free(&work.decode);
-    return name_work(&work, code, error);
-}
-
-/* The list options were checked by the configuration: whole numbers that fit. */
-static uint32_t list_number(const struct string_list *list, size_t i) {
-    return (uint32_t)strtoul(list->items[i], NULL, 10);
+    return code;
 }
 
 static int bench_decode_cases(struct bench *bench, struct error *error) {
@@ -178,7 +100,8 @@ static int bench_decode_cases(struct bench *bench, struct error *error) {
     int code = 0;
     for (size_t b = 0; b < config->batch.count && code == 0; b++)
         for (size_t d = 0; d < config->depth.count && code == 0; d++)
-            code = bench_decode_case(bench, list_number(&config->batch, b), list_number(&config->depth, d), error);
+            code = bench_decode_case(
+                bench, bench_list_number(&config->batch, b), bench_list_number(&config->depth, d), error);
     return code;
 }
 
@@ -207,30 +130,34 @@ static int measure_requests(
     return code;
 }
 
-static void add_request_run(
-    struct bench *bench, const char *work, uint32_t tokens, uint32_t counted, bool cancel, const double *times) {
-    struct bench_run *run = add_run(bench, work, 1, tokens);
+static int add_request_run(struct bench *bench, const char *work, uint32_t tokens, uint32_t counted, bool cancel,
+    const double *times, struct error *error) {
+    struct bench_run *run =
+        bench_add_run(bench, &(struct bench_case){.work = work, .batch = 1, .depth = tokens}, error);
+    if (run == NULL)
+        return ERROR_MEMORY;
     run->step_ms = times[TIMES_TOTAL] * 1e3;
     run->tokens_per_second = counted / times[TIMES_TOTAL];
     run->phases[run->phases_count++] = (struct bench_phase){"queued", times[TIMES_QUEUED], -1};
     run->phases[run->phases_count++] = (struct bench_phase){"prefill", times[TIMES_PREFILL], -1};
     if (cancel)
         run->phases[run->phases_count++] = (struct bench_phase){"cancel", times[TIMES_CANCEL], -1};
+    return 0;
 }
 
 static int bench_request_cases(struct bench *bench, struct error *error) {
     double times[TIMES_COUNT];
     uint32_t tokens = bench->config->prefill;
-    struct bench_server *server = bench_server_start(bench->engine, error);
+    struct bench_server *server = bench_server_start(bench->engine, 0, error);
     if (server == NULL)
         return error->code;
     int code = measure_requests(bench, server, tokens, false, times, error);
-    if (code == 0) {
-        add_request_run(bench, "first_token", tokens, tokens, false, times);
-        code = measure_requests(bench, server, 1, true, times, error);
-    }
     if (code == 0)
-        add_request_run(bench, "request", 1, 1, true, times);
+        code = add_request_run(bench, "first_token", tokens, tokens, false, times, error);
+    if (code == 0)
+        code = measure_requests(bench, server, 1, true, times, error);
+    if (code == 0)
+        code = add_request_run(bench, "request", 1, 1, true, times, error);
     bench_server_stop(server);
     return code;
 }
@@ -260,13 +187,18 @@ static int start_peer(struct bench *bench, struct error *error) {
 static int open_bench(struct bench *bench, const struct config *config, struct error *error) {
     bench->config = config;
     bench->threads = config->threads != 0 ? config->threads : thread_count_available();
-    size_t runs = 3 + config->batch.count * config->depth.count;
+    int code = config_policies(config, &bench->policies, &bench->policies_count, error);
+    if (code != 0)
+        return code;
+    /* Prefill, decode and admission, with the full cache and with each policy; two kinds of requests. */
+    size_t runs = (1 + bench->policies_count) * (1 + (config->batch.count + 1) * config->depth.count) + 2;
+    bench->runs_capacity = runs;
     bench->runs = calloc(runs, sizeof *bench->runs);
     bench->own_seconds = calloc(config->pairs, sizeof *bench->own_seconds);
-    bench->peer_seconds = calloc(config->pairs, sizeof *bench->peer_seconds);
-    if (bench->runs == NULL || bench->own_seconds == NULL || bench->peer_seconds == NULL)
+    bench->other_seconds = calloc(config->pairs, sizeof *bench->other_seconds);
+    if (bench->runs == NULL || bench->own_seconds == NULL || bench->other_seconds == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for %zu runs of %u pairs", runs, config->pairs);
-    int code = start_peer(bench, error);
+    code = start_peer(bench, error);
     return code != 0 ? code : open_engine(bench, error);
 }
 
@@ -276,7 +208,8 @@ static void close_bench(struct bench *bench) {
     bench_peer_stop(bench->peer);
     free(bench->runs);
     free(bench->own_seconds);
-    free(bench->peer_seconds);
+    free(bench->other_seconds);
+    config_free_policies(bench->policies, bench->policies_count);
 }
 
 static void describe(struct bench *bench) {
@@ -307,33 +240,22 @@ static int print_report(struct bench *bench, struct error *error) {
     return 0;
 }
 
-/* Runs are those of the full cache. */
-static int check_policies(const struct config *config, struct error *error) {
-    struct policy_settings *list = NULL;
-    size_t count = 0;
-    int code = config_policies(config, &list, &count, error);
-    for (size_t i = 0; i < count && code == 0; i++)
-        if (!policy_settings_keep_all(&list[i]))
-            code = error_set(error, ERROR_UNSUPPORTED, "kv-policy %s: bench measures the full cache, policy full",
-                list[i].policy->name);
-    config_free_policies(list, count);
-    return code;
-}
-
 int command_bench(const struct config *config) {
     struct bench bench = {0};
     struct error error = {0};
-    int code = check_policies(config, &error);
-    if (code == 0)
-        code = open_bench(&bench, config, &error);
+    int code = open_bench(&bench, config, &error);
     if (code == 0) {
         describe(&bench);
         code = bench_prefill_case(&bench, &error);
     }
     if (code == 0)
+        code = bench_policy_prefill(&bench, &error);
+    if (code == 0)
         code = bench_decode_cases(&bench, &error);
     if (code == 0)
         code = bench_request_cases(&bench, &error);
+    if (code == 0 && config->admission)
+        code = bench_admission(&bench, &error);
     if (code == 0)
         code = print_report(&bench, &error);
     if (code != 0)

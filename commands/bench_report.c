@@ -50,13 +50,30 @@ static json_t *measured_json(double value) {
     return value > 0 ? json_real(value) : json_null();
 }
 
+static int set_policy(json_t *object, const struct bench_run *run) {
+    bool bounded = run->ratio_full_allowed > 0;
+    int failed = json_object_set_new(object, "ratio_full", measured_json(run->ratio_full));
+    failed |= json_object_set_new(object, "ratio_full_allowed", measured_json(run->ratio_full_allowed));
+    failed |= json_object_set_new(
+        object, "ratio_full_reached", measured_json(bounded ? run->ratio_full / run->ratio_full_allowed : 0));
+    failed |= json_object_set_new(object, "kv_tokens_kept", measured_json(run->kv_tokens_kept));
+    failed |= json_object_set_new(object, "statistics_bytes",
+        run->kv_tokens_kept > 0 ? json_integer((json_int_t)run->statistics_bytes) : json_null());
+    failed |= json_object_set_new(
+        object, "policy_percent", run->has_policy_percent ? json_real(run->policy_percent) : json_null());
+    return failed;
+}
+
 static json_t *run_json(const struct bench_run *run) {
     json_t *object = json_object();
     int failed = json_object_set_new(object, "work", json_string(run->work));
     failed |= json_object_set_new(object, "batch", json_integer(run->batch));
     failed |= json_object_set_new(object, "depth", json_integer(run->depth));
     failed |= json_object_set_new(object, "kv_policy", json_string(run->kv_policy));
-    failed |= json_object_set_new(object, "kv_ratio", json_real(run->kv_ratio));
+    failed |= json_object_set_new(object, "kv_ratio", measured_json(run->kv_ratio));
+    failed |= json_object_set_new(object, "kv_tokens", run->kv_tokens > 0 ? json_integer(run->kv_tokens) : json_null());
+    failed |= json_object_set_new(
+        object, "kv_settings", run->kv_settings[0] != '\0' ? json_string(run->kv_settings) : json_null());
     failed |= json_object_set_new(object, "tokens_per_second", json_real(run->tokens_per_second));
     failed |= json_object_set_new(object, "step_ms", json_real(run->step_ms));
     failed |= json_object_set_new(object, "phases", phases_json(run));
@@ -65,6 +82,7 @@ static json_t *run_json(const struct bench_run *run) {
     failed |= json_object_set_new(object, "read_bandwidth_fraction", measured_json(run->read_bandwidth_fraction));
     failed |= json_object_set_new(object, "peer_tokens_per_second", measured_json(run->peer_tokens_per_second));
     failed |= json_object_set_new(object, "ratio", measured_json(run->ratio));
+    failed |= set_policy(object, run);
     if (failed != 0) {
         json_decref(object);
         return NULL;
@@ -135,6 +153,37 @@ static void print_number(FILE *out, int width, int digits, double value) {
         fprintf(out, " %*s", width, "-");
 }
 
+/* "h2o 0.25", "snapkv 512", "full". */
+static void print_cache(const struct bench_run *run, FILE *out) {
+    char text[64];
+    if (run->kv_settings[0] == '\0')
+        snprintf(text, sizeof text, "%s", run->kv_policy);
+    else if (run->kv_tokens > 0)
+        snprintf(text, sizeof text, "%s %u", run->kv_policy, run->kv_tokens);
+    else
+        snprintf(text, sizeof text, "%s %g", run->kv_policy, run->kv_ratio);
+    fprintf(out, " %-18s", text);
+}
+
+static void print_run(const struct bench_run *run, FILE *out) {
+    fprintf(out, "%-12s", run->work);
+    print_cache(run, out);
+    fprintf(out, " %5u %6u", run->batch, run->depth);
+    print_number(out, 10, 1, run->tokens_per_second);
+    print_number(out, 9, 3, run->step_ms);
+    print_number(out, 9, 2, run->bytes_per_step / 1e6);
+    print_number(out, 7, 3, run->read_bandwidth_fraction);
+    print_number(out, 10, 1, run->peer_tokens_per_second);
+    print_number(out, 6, 3, run->ratio);
+    print_number(out, 7, 3, run->ratio_full);
+    print_number(out, 7, 3, run->ratio_full_allowed);
+    print_number(out, 7, 3, run->ratio_full_allowed > 0 ? run->ratio_full / run->ratio_full_allowed : 0);
+    if (run->has_policy_percent)
+        fprintf(out, " %8.1f", run->policy_percent);
+    fputc('\n', out);
+    print_phases(run, out);
+}
+
 void bench_report_table(const struct bench_report *report, FILE *out) {
     const struct bench_machine *machine = &report->machine;
     fprintf(out, "%s, %u cores, %.1f GB memory; %s\n%s; %s\nresident %.1f MB, load before %.2f\n", machine->cpu,
@@ -144,18 +193,9 @@ void bench_report_table(const struct bench_report *report, FILE *out) {
         fprintf(out, "from core to core %.0f ns\n", machine->core_to_core_ns);
     if (machine->peer[0] != '\0')
         fprintf(out, "peer: %s\n", machine->peer);
-    fprintf(out, "%-12s %5s %6s %10s %9s %9s %7s %10s %6s\n", "work", "batch", "depth", "tokens/s", "step ms",
-        "MB/step", "of read", "peer tok/s", "ratio");
-    for (size_t i = 0; i < report->runs_count; i++) {
-        const struct bench_run *run = &report->runs[i];
-        fprintf(out, "%-12s %5u %6u", run->work, run->batch, run->depth);
-        print_number(out, 10, 1, run->tokens_per_second);
-        print_number(out, 9, 3, run->step_ms);
-        print_number(out, 9, 2, run->bytes_per_step / 1e6);
-        print_number(out, 7, 3, run->read_bandwidth_fraction);
-        print_number(out, 10, 1, run->peer_tokens_per_second);
-        print_number(out, 6, 3, run->ratio);
-        fputc('\n', out);
-        print_phases(run, out);
-    }
+    fprintf(out, "%-12s %-18s %5s %6s %10s %9s %9s %7s %10s %6s %7s %7s %7s %8s\n", "work", "cache", "batch", "depth",
+        "tokens/s", "step ms", "MB/step", "of read", "peer tok/s", "ratio", "of full", "allowed", "reached",
+        "policy %");
+    for (size_t i = 0; i < report->runs_count; i++)
+        print_run(&report->runs[i], out);
 }

@@ -3,11 +3,14 @@
  * What `distillcache bench` found, as JSON and as a table. Pure: no clock, no engine.
  *
  * The JSON (DESIGN, section 10):
- *   {"runs": [{"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second", "step_ms", "phases",
- *              "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"}],
+ *   {"runs": [{"work", "batch", "depth", "kv_policy", "kv_ratio", "kv_tokens", "kv_settings", "tokens_per_second",
+ *              "step_ms", "phases", "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio",
+ *              "ratio_full", "ratio_full_allowed", "ratio_full_reached", "kv_tokens_kept", "statistics_bytes",
+ *              "policy_percent"}],
  *    "machine": {...}, "resident_bytes"}
  * Every run has all keys. What it did not measure is null: bytes and bandwidth of requests through the scheduler, the
- * peer's figures without a peer; phases is empty. A phase is {"seconds", "bytes" where they are counted} of a step.
+ * peer's figures without a peer, everything about a policy without one; phases is empty. A phase is {"seconds", "bytes"
+ * where they are counted} of a step. kv_ratio is null where kv_tokens is the budget, and the other way round.
  */
 #ifndef COMMANDS_BENCH_REPORT_H
 #define COMMANDS_BENCH_REPORT_H
@@ -26,19 +29,29 @@ struct bench_phase {
 };
 
 struct bench_run {
-    const char *work; /* "prefill", "decode", "first_token", "request" */
-    uint32_t batch;   /* sequences at once */
-    uint32_t depth;   /* decode: cached tokens of each sequence before the first step; else tokens of the prompt */
+    const char *work; /* "admission", "prefill", "decode", "first_token", "request" */
+    uint32_t batch;   /* sequences at once: given; admission: found */
+    uint32_t depth; /* decode: cached tokens of each sequence before the first step; admission: tokens of each sequence
+                       at its end; else tokens of the prompt */
     const char *kv_policy;
-    double kv_ratio;
+    double kv_ratio;          /* 0: the budget is kv_tokens */
+    uint32_t kv_tokens;       /* 0: the budget is kv_ratio */
+    char kv_settings[256];    /* policy_settings_describe; empty: full */
     double tokens_per_second; /* of all sequences together */
-    double step_ms;           /* decode and prefill: of one engine_forward with its sampling; else of one request */
+    double step_ms; /* decode and prefill: of one engine_forward with its sampling and pruning; admission: of all; else
+                       of one request */
     struct bench_phase phases[BENCH_PHASES_MAX];
     uint32_t phases_count;
     double bytes_per_step;          /* 0: not measured */
     double read_bandwidth_fraction; /* 0: not measured */
     double peer_tokens_per_second;  /* 0: no peer */
     double ratio;                   /* median over the pairs of peer seconds / own seconds; 0: no peer */
+    double ratio_full;              /* the same against the full cache; admission: of the numbers. 0: it is full */
+    double ratio_full_allowed;      /* by the bytes of a step; 0: not measured */
+    double kv_tokens_kept;          /* of a sequence, mean over heads, after the last run; 0: not measured */
+    uint64_t statistics_bytes;      /* of all sequences, part of bytes_per_step */
+    bool has_policy_percent;
+    double policy_percent; /* decode: of a step, for statistics, score, select, compact; prefill: added by all of it */
 };
 
 struct bench_machine {

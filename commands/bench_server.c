@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { WAITING_MAX = 65536 };
+
 struct bench_server {
     struct tokenizer *tokenizer;
     struct scheduler *scheduler;
@@ -26,6 +28,7 @@ struct wait {
     double last_at; /* clock_seconds at delivery */
     double queued;
     double prefill;
+    uint32_t generated;
     enum finish_reason finish;
     struct error error;
 };
@@ -38,7 +41,7 @@ static void wake(void *context) {
     pthread_mutex_unlock(&server->lock);
 }
 
-struct bench_server *bench_server_start(struct engine *engine, struct error *error) {
+struct bench_server *bench_server_start(struct engine *engine, uint32_t max_sequences, struct error *error) {
     struct bench_server *server = calloc(1, sizeof *server);
     if (server == NULL) {
         error_set(error, ERROR_MEMORY, "no memory for the scheduler");
@@ -48,7 +51,8 @@ struct bench_server *bench_server_start(struct engine *engine, struct error *err
     pthread_cond_init(&server->wakened, NULL);
     server->vocabulary = engine_model(engine)->shape.vocabulary;
     server->tokenizer = tokenizer_create(engine_model(engine)->file, error);
-    struct scheduler_options options = {.wake = wake, .wake_context = server};
+    struct scheduler_options options = {
+        .max_sequences = max_sequences, .wake = wake, .wake_context = server, .max_waiting = WAITING_MAX};
     if (server->tokenizer != NULL)
         server->scheduler = scheduler_create(engine, server->tokenizer, &options, error);
     if (server->scheduler == NULL) {
@@ -74,6 +78,7 @@ static void handle_output(void *context, const struct output *output) {
     struct wait *wait = output->request->user;
     if (output->generated > 0 || output->last)
         wait->first = true;
+    wait->generated += output->generated;
     if (output->finish != FINISH_NONE) {
         wait->finish = output->finish;
         wait->error = output->error;
@@ -86,16 +91,19 @@ static void handle_output(void *context, const struct output *output) {
     }
 }
 
-/* Delivers outputs until *flag is set. */
+/* Waits for outputs and delivers them. */
+static void deliver(struct bench_server *server) {
+    pthread_mutex_lock(&server->lock);
+    while (!server->outputs_ready)
+        pthread_cond_wait(&server->wakened, &server->lock);
+    server->outputs_ready = false;
+    pthread_mutex_unlock(&server->lock);
+    scheduler_poll(server->scheduler, handle_output, NULL);
+}
+
 static void wait_until(struct bench_server *server, const bool *flag) {
-    while (!*flag) {
-        pthread_mutex_lock(&server->lock);
-        while (!server->outputs_ready)
-            pthread_cond_wait(&server->wakened, &server->lock);
-        server->outputs_ready = false;
-        pthread_mutex_unlock(&server->lock);
-        scheduler_poll(server->scheduler, handle_output, NULL);
-    }
+    while (!*flag)
+        deliver(server);
 }
 
 static struct request *make_request(struct bench_server *server, uint32_t tokens, uint32_t max_tokens) {
@@ -170,5 +178,63 @@ int bench_request(struct bench_server *server, struct bench_request_times *times
     int code = run_request(server, 1, 1, false, times, error);
     if (code == 0)
         code = run_request(server, 1, LONG_ENOUGH, true, times, error);
+    return code;
+}
+
+/* Waits until the first `count` requests are ours again, and counts those that run meanwhile. */
+static void wait_for_all(
+    struct bench_server *server, const struct wait *waits, uint32_t count, struct bench_admitted *admitted) {
+    struct scheduler_stats stats;
+    for (uint32_t done = 0; done < count;) {
+        if (waits[done].last) {
+            done++;
+            continue;
+        }
+        deliver(server);
+        scheduler_get_stats(server->scheduler, &stats);
+        if (stats.requests_running > admitted->sequences)
+            admitted->sequences = stats.requests_running;
+    }
+}
+
+int bench_admit(struct bench_server *server, const struct policy_settings *policy, uint32_t requests,
+    uint32_t prompt_tokens, uint32_t max_tokens, struct bench_admitted *admitted, struct error *error) {
+    struct scheduler_stats before, after;
+    struct request **made = calloc(requests, sizeof(struct request *));
+    struct wait *waits = calloc(requests, sizeof *waits);
+    uint32_t submitted = 0;
+    int code = made == NULL || waits == NULL ? error_set(error, ERROR_MEMORY, "no memory for requests") : 0;
+    *admitted = (struct bench_admitted){0};
+    scheduler_get_stats(server->scheduler, &before);
+    for (uint32_t i = 0; i < requests && code == 0; i++) {
+        made[i] = make_request(server, prompt_tokens, max_tokens);
+        if (made[i] == NULL) {
+            code = error_set(error, ERROR_MEMORY, "no memory for request %u of %u", i + 1, requests);
+            break;
+        }
+        made[i]->user = &waits[i];
+        if (policy != NULL)
+            policy_settings_copy(&made[i]->kv_policy, policy);
+    }
+    double start = clock_seconds();
+    while (submitted < requests && code == 0) {
+        code = scheduler_submit(server->scheduler, made[submitted], error);
+        submitted += code == 0;
+    }
+    for (uint32_t i = 0; i < submitted && code != 0; i++)
+        scheduler_cancel(server->scheduler, made[i]);
+    wait_for_all(server, waits, submitted, admitted);
+    admitted->seconds = clock_seconds() - start;
+    scheduler_get_stats(server->scheduler, &after);
+    admitted->preemptions = after.preemptions - before.preemptions;
+    for (uint32_t i = 0; i < submitted; i++) {
+        admitted->generated += waits[i].generated;
+        if (waits[i].finish == FINISH_ERROR && code == 0)
+            code = error_set(error, waits[i].error.code, "%s", waits[i].error.message);
+    }
+    for (uint32_t i = 0; made != NULL && i < requests; i++)
+        request_free(made[i]);
+    free(made);
+    free(waits);
     return code;
 }

@@ -71,6 +71,7 @@ struct config {
     char *peer_python; /* interpreter that has the peer */
     uint32_t pairs;
     bool profile;
+    bool admission;
     bool json;
     /* eval */
     char *task;

@@ -104,6 +104,8 @@ const struct option option_table[] = {
         .argument = "N", .section = section_bench, .help = "repetitions of each run; the median is reported"},
     {"profile", OPTION_BOOL, BENCH, 0, FIELD(profile), .default_value = "false", .section = section_bench,
         .help = "also time the phases of a step"},
+    {"admission", OPTION_BOOL, BENCH, 0, FIELD(admission), .default_value = "false", .section = section_bench,
+        .help = "also count the sequences of each depth that run at once; takes as long as that many prefills"},
 
     {"task", OPTION_STRING, EVAL, OPTION_REQUIRED, FIELD(task), .argument = "T", .section = section_eval,
         .help = "what is asked: kl; generated: needle, multi-needle, kv-retrieval, variable-tracking, arithmetic; from "

@@ -18,8 +18,10 @@ MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
 FAKE_PEER = ROOT / "tests/bench/fake_peer.py"
 KV_BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head width, keys and values, f16
 SMALL = ("--prefill", "40", "--decode", "4", "--batch", "1,3", "--depth", "0,256", "--pairs", "3")
-RUN_KEYS = {"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second", "step_ms", "phases", "bytes_per_step",
-            "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"}
+POLICY_KEYS = {"ratio_full", "ratio_full_allowed", "ratio_full_reached", "kv_tokens_kept", "statistics_bytes",
+               "policy_percent"}
+RUN_KEYS = {"work", "batch", "depth", "kv_policy", "kv_ratio", "kv_tokens", "kv_settings", "tokens_per_second", "step_ms",
+            "phases", "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"} | POLICY_KEYS
 PHASES = {"embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample", "score",
           "select", "compact"}
 TIMEOUT_S = 300
@@ -55,6 +57,8 @@ def test_document_has_the_promised_shape(plain):
     for run in plain["runs"]:
         assert set(run) == RUN_KEYS
         assert run["kv_policy"] == "full" and run["kv_ratio"] == 1
+        assert run["kv_tokens"] is None and run["kv_settings"] is None
+        assert all(run[key] is None for key in POLICY_KEYS)
         assert run["tokens_per_second"] > 0 and run["step_ms"] > 0
         assert math.isfinite(run["tokens_per_second"])
 
@@ -164,9 +168,92 @@ def test_work_that_does_not_fit_is_an_error_that_says_what():
 def test_policies_and_ratios_are_options():
     small = ("--json", "--prefill", "2", "--decode", "1", "--pairs", "1")
     assert run_bench(*small, "--kv-policy", "full", "--kv-ratio", "1.0").returncode == 0
-    for name, value, code in (("--kv-policy", "h3o", 2), ("--kv-ratio", "1.5", 2), ("--kv-policy", "h2o", 1)):
+    for name, value in (("--kv-policy", "h3o"), ("--kv-ratio", "1.5")):
         done = run_bench(*small, name, value)
-        assert done.returncode == code and done.stdout == "" and name[2:] in done.stderr and value in done.stderr
+        assert done.returncode == 2 and done.stdout == "" and name[2:] in done.stderr and value in done.stderr
+
+
+@pytest.fixture(scope="module")
+def pruned():
+    return document("--prefill", "200", "--decode", "4", "--batch", "2", "--depth", "400", "--pairs", "3", "--profile",
+                    "--kv-policy", "full", "--kv-policy", "streaming", "--kv-policy", "h2o", "--kv-ratio", "0.25,0.5")
+
+
+def test_each_policy_runs_beside_full(pruned):
+    expected = [("full", 1), ("streaming", 0.25), ("streaming", 0.5), ("h2o", 0.25), ("h2o", 0.5)]
+    for work in ("prefill", "decode"):
+        assert [(r["kv_policy"], r["kv_ratio"]) for r in pruned["runs"] if r["work"] == work] == expected
+    for run in pruned["runs"]:
+        assert set(run) == RUN_KEYS
+        if run["kv_policy"] == "full":
+            assert all(run[key] is None for key in POLICY_KEYS)
+            continue
+        assert run["kv_settings"].startswith(f"{run['kv_policy']}, ratio {run['kv_ratio']}")
+        assert run["ratio"] is None and run["ratio_full"] > 0
+        if run["work"] == "prefill":
+            assert run["policy_percent"] == pytest.approx(100 / run["ratio_full"] - 100, abs=1e-6)
+
+
+def test_bytes_of_a_pruned_step_are_what_is_kept(pruned):
+    full, *policies = [run for run in pruned["runs"] if run["work"] == "decode"]
+    seen = 400 + 4 * (3 + 2)  # what the runs added: pairs, warm-up and profile
+    for run in policies:
+        plain = run["kv_policy"] == "streaming"
+        assert run["kv_tokens_kept"] == math.floor(run["kv_ratio"] * seen)
+        assert (run["statistics_bytes"] == 0) == plain
+        # A sum and a sum of squares at most, of 8 bytes a slot, with room to grow.
+        assert run["statistics_bytes"] <= 2 * 30 * 3 * 2 * 16 * run["kv_tokens_kept"]
+        saved = full["bytes_per_step"] - (run["bytes_per_step"] - run["statistics_bytes"])
+        assert saved == pytest.approx(2 * (1 - run["kv_ratio"]) * 400 * KV_BYTES_PER_TOKEN, rel=0.06)
+        assert run["ratio_full_allowed"] == pytest.approx(full["bytes_per_step"] / run["bytes_per_step"], rel=1e-6)
+        assert run["ratio_full_reached"] == pytest.approx(run["ratio_full"] / run["ratio_full_allowed"], rel=1e-6)
+
+
+def test_phases_of_a_policy_are_told(pruned):
+    for run in pruned["runs"]:
+        if run["work"] != "decode" or run["kv_policy"] == "full":
+            continue
+        phases = run["phases"]
+        kept = run["kv_policy"] != "streaming"
+        assert set(phases) == PHASES | ({"statistics"} if kept else set())
+        policy = sum(phases[name]["seconds"] for name in ("statistics", "score", "select", "compact") if name in phases)
+        assert run["policy_percent"] == pytest.approx(100e3 * policy / run["step_ms"], rel=1e-6)
+        assert phases["score"]["seconds"] > 0
+
+
+def test_a_number_of_tokens_is_a_budget_too():
+    doc = document("--prefill", "64", "--decode", "2", "--batch", "1", "--depth", "128", "--pairs", "1", "--kv-policy",
+                   "snapkv,window=8", "--kv-tokens", "50")
+    run = [r for r in doc["runs"] if r["work"] == "decode"][1]
+    assert (run["kv_policy"], run["kv_ratio"], run["kv_tokens"], run["kv_tokens_kept"]) == ("snapkv", None, 50, 50)
+    assert "window 8" in run["kv_settings"]
+    assert run["policy_percent"] is None  # without --profile
+
+
+def test_pruned_sequences_need_one_prefill_at_a_time():
+    """Three sequences with the full cache take 73 MB; beside them there is room for what a policy keeps of two and the
+    prefill of one, not of two."""
+    options = ("--json", "--prefill", "16", "--decode", "2", "--pairs", "1", "--depth", "1024", "--kv-policy", "streaming")
+    done = run_bench(*options, "--kv-memory", "112M", "--batch", "3")
+    assert done.returncode == 0, done.stderr
+    done = run_bench(*options, "--kv-memory", "100M", "--batch", "3")
+    assert done.returncode == 1 and "decode batch 3 depth 1024 streaming, ratio 0.25" in done.stderr
+    assert "--kv-memory" in done.stderr
+
+
+def test_admission_counts_what_fits():
+    """The pool of 32 MiB holds 1,456 tokens of the full cache: 5 sequences of 256."""
+    doc = document("--prefill", "16", "--decode", "1", "--pairs", "1", "--depth", "256", "--kv-memory", "32M",
+                   "--admission", "--kv-policy", "streaming", "--kv-policy", "h2o")
+    full, streaming, h2o = [run for run in doc["runs"] if run["work"] == "admission"]
+    assert full["batch"] == 5 and full["ratio_full"] is None
+    for run in (streaming, h2o):
+        assert set(run) == RUN_KEYS and run["depth"] == 256
+        assert run["ratio_full"] == pytest.approx(run["batch"] / full["batch"])
+    # The budget is 64 tokens, a page more while a step is computed; one sequence is in its prefill.
+    assert 12 <= h2o["batch"] <= streaming["batch"] <= 22
+    done = run_bench("--json", "--prefill", "2", "--decode", "1", "--pairs", "1", "--admission")
+    assert done.returncode == 1 and "--depth" in done.stderr
 
 
 def test_table_has_a_line_per_run():

@@ -75,7 +75,9 @@ static void json_has_every_measured_key(void **state) {
     assert_int_equal(json_integer_value(json_object_get(document, "resident_bytes")), 123456789012);
     json_t *run = json_array_get(json_object_get(document, "runs"), 0);
     static const char *const keys[] = {"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second",
-        "step_ms", "phases", "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"};
+        "step_ms", "phases", "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio",
+        "kv_tokens", "kv_settings", "ratio_full", "ratio_full_allowed", "ratio_full_reached", "kv_tokens_kept",
+        "statistics_bytes", "policy_percent"};
     assert_int_equal(json_object_size(run), sizeof keys / sizeof *keys);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         assert_non_null(json_object_get(run, keys[i]));
@@ -107,13 +109,47 @@ static void json_says_null_where_nothing_was_measured(void **state) {
     struct bench_report report = report_example(&run, 1);
     json_t *document = parse(&report);
     json_t *object = json_array_get(json_object_get(document, "runs"), 0);
-    assert_int_equal(json_object_size(object), 12);
+    assert_int_equal(json_object_size(object), 20);
+    static const char *const policy[] = {"kv_tokens", "kv_settings", "ratio_full", "ratio_full_allowed",
+        "ratio_full_reached", "kv_tokens_kept", "statistics_bytes", "policy_percent"};
+    for (size_t i = 0; i < sizeof policy / sizeof *policy; i++)
+        assert_true(json_is_null(json_object_get(object, policy[i])));
     assert_true(json_is_null(json_object_get(object, "ratio")));
     assert_true(json_is_null(json_object_get(object, "peer_tokens_per_second")));
     assert_true(json_is_null(json_object_get(object, "bytes_per_step")));
     assert_true(json_is_null(json_object_get(object, "read_bandwidth_fraction")));
     assert_null(json_object_get(json_object_get(json_object_get(object, "phases"), "queued"), "bytes"));
     assert_null(json_object_get(json_object_get(document, "machine"), "peer"));
+    json_decref(document);
+}
+
+static void json_says_what_a_policy_reached(void **state) {
+    (void)state;
+    struct bench_run run = decode_run;
+    run.kv_policy = "h2o";
+    run.kv_ratio = 0.25;
+    strcpy(run.kv_settings, "h2o, ratio 0.25");
+    run.ratio_full = 2;
+    run.ratio_full_allowed = 2.5;
+    run.kv_tokens_kept = 128;
+    run.has_policy_percent = true;
+    run.policy_percent = -0.5;
+    struct bench_report report = report_example(&run, 1);
+    json_t *document = parse(&report);
+    json_t *object = json_array_get(json_object_get(document, "runs"), 0);
+    assert_float_equal(json_real_value(json_object_get(object, "kv_ratio")), 0.25, 0);
+    assert_string_equal(json_string_value(json_object_get(object, "kv_settings")), "h2o, ratio 0.25");
+    assert_float_equal(json_real_value(json_object_get(object, "ratio_full_reached")), 0.8, 1e-12);
+    assert_float_equal(json_real_value(json_object_get(object, "kv_tokens_kept")), 128, 0);
+    assert_true(json_is_integer(json_object_get(object, "statistics_bytes"))); /* none, which was measured */
+    assert_float_equal(json_real_value(json_object_get(object, "policy_percent")), -0.5, 0);
+    json_decref(document);
+    run.kv_ratio = 0;
+    run.kv_tokens = 512;
+    document = parse(&report);
+    object = json_array_get(json_object_get(document, "runs"), 0);
+    assert_true(json_is_null(json_object_get(object, "kv_ratio")));
+    assert_int_equal(json_integer_value(json_object_get(object, "kv_tokens")), 512);
     json_decref(document);
 }
 
@@ -139,7 +175,7 @@ static void table_has_a_line_per_run(void **state) {
     assert_non_null(out);
     bench_report_table(&report, out);
     fclose(out);
-    assert_non_null(strstr(text, "decode           8    512     1600.2     5.000"));
+    assert_non_null(strstr(text, "decode       full                   8    512     1600.2     5.000"));
     assert_non_null(strstr(text, "0.750"));
     assert_non_null(strstr(text, "attend"));
     assert_non_null(strstr(text, "core to core 28 ns")); /* 28.5, the even one */
@@ -152,6 +188,7 @@ int main(void) {
         cmocka_unit_test(ratio_is_taken_per_pair),
         cmocka_unit_test(json_has_every_measured_key),
         cmocka_unit_test(json_says_null_where_nothing_was_measured),
+        cmocka_unit_test(json_says_what_a_policy_reached),
         cmocka_unit_test(json_survives_text_that_is_not_utf8),
         cmocka_unit_test(table_has_a_line_per_run),
     };
