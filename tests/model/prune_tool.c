@@ -2,16 +2,18 @@
  *
  * Runs policies on the real model and writes what they do, for tests/model/test_prunes.py.
  *
- *   prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--swap]
+ *   prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--group N] [--swap] [--share]
  *
  * Standard input, one task a line, its fields separated by semicolons:
  *   scores;POLICY;PROMPT         scores after the prompt, before any prune
- *   run;POLICY;PROMPT;FED        a prune after the prompt, then a decode step with a prune for each token of FED
+ *   run;POLICY;PROMPT;FED        prunes in and after the prompt, then a decode step and a prune for each token of FED
  * POLICY is as on the command line (policy_settings_parse), PROMPT and FED are token ids separated by blanks.
  * Standard output, one JSON document a line:
- *   {"positions": [layer][head][slot], "scores": [layer][head][slot]}    (null: NaN, "protected": +infinity)
- *   {"prompt": [layer][head] positions kept, "top": [step][5] of [id, logprob], "decode": [layer][head] positions kept}
- * --swap: the sequence is swapped out and in between all steps.
+ *   {"positions": [layer][head][slot], "scores": [layer][head][slot]}    (null: NaN; "protected": +infinity)
+ *   {"prompt": [layer][head] positions kept, "top": [step][5] of [id, logprob], "counts": [step] of layer 0, head 0,
+ *    "decode": [layer][head] positions kept}
+ * --group N: N tasks advance in the same batches and prunes. --swap: sequences are swapped out and in after each prune.
+ * --share: prefixes are shared.
  */
 #include "engine/engine.h"
 
@@ -20,48 +22,69 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOP = 5, TOKENS_MAX = 16384 };
+enum { TOP = 5, TOKENS_MAX = 16384, GROUP_MAX = 64 };
 
 struct options {
     const char *model;
     const char *kv;
     uint32_t chunk;
     uint32_t threads;
+    uint32_t group;
     bool exact;
     bool swap;
+    bool share;
 };
 
 struct ids {
-    int32_t tokens[TOKENS_MAX];
+    int32_t *tokens;
     uint32_t count;
 };
 
+struct task {
+    bool scores;
+    struct ids prompt, fed;
+    uint32_t done; /* tokens of both */
+    struct sequence *sequence;
+    char *text;
+    size_t text_bytes;
+    FILE *out;
+    FILE *counts; /* of decode steps */
+    char *counts_text;
+    size_t counts_bytes;
+};
+
 static int parse_arguments(int count, char **arguments, struct options *options) {
-    *options = (struct options){.kv = "f16", .chunk = 512};
+    *options = (struct options){.kv = "f16", .chunk = 512, .group = 1};
     for (int i = 1; i < count; i++) {
         const char *name = arguments[i], *value = i + 1 < count ? arguments[i + 1] : NULL;
+        uint32_t *number = strcmp(name, "--chunk") == 0     ? &options->chunk
+                           : strcmp(name, "--threads") == 0 ? &options->threads
+                           : strcmp(name, "--group") == 0   ? &options->group
+                                                            : NULL;
         if (strcmp(name, "--exact") == 0)
             options->exact = true;
         else if (strcmp(name, "--swap") == 0)
             options->swap = true;
+        else if (strcmp(name, "--share") == 0)
+            options->share = true;
         else if (name[0] != '-' && options->model == NULL)
             options->model = name;
         else if (value == NULL)
             return -1;
         else if (strcmp(name, "--kv") == 0)
             options->kv = arguments[++i];
-        else if (strcmp(name, "--chunk") == 0)
-            options->chunk = (uint32_t)strtoul(arguments[++i], NULL, 10);
-        else if (strcmp(name, "--threads") == 0)
-            options->threads = (uint32_t)strtoul(arguments[++i], NULL, 10);
+        else if (number != NULL)
+            *number = (uint32_t)strtoul(arguments[++i], NULL, 10);
         else
             return -1;
     }
-    return options->model != NULL && options->chunk > 0 ? 0 : -1;
+    return options->model != NULL && options->chunk > 0 && options->group > 0 && options->group <= GROUP_MAX ? 0 : -1;
 }
 
 static int parse_ids(char *text, struct ids *ids, struct error *error) {
-    ids->count = 0;
+    ids->tokens = malloc(TOKENS_MAX * sizeof *ids->tokens);
+    if (ids->tokens == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for tokens");
     char *rest = NULL;
     for (char *word = strtok_r(text, " \n", &rest); word != NULL; word = strtok_r(NULL, " \n", &rest)) {
         if (ids->count == TOKENS_MAX)
@@ -72,145 +95,164 @@ static int parse_ids(char *text, struct ids *ids, struct error *error) {
 }
 
 /* By layer, head and slot; what is written of a slot is up to write. */
-typedef void (*write_slot)(const float *scores, const uint32_t *positions, uint32_t slot);
+typedef void (*write_slot)(FILE *out, const float *scores, const uint32_t *positions, uint32_t slot);
 
-static void write_position(const float *scores, const uint32_t *positions, uint32_t slot) {
+static void write_position(FILE *out, const float *scores, const uint32_t *positions, uint32_t slot) {
     (void)scores;
-    printf("%u", positions[slot]);
+    fprintf(out, "%u", positions[slot]);
 }
 
-static void write_score(const float *scores, const uint32_t *positions, uint32_t slot) {
+static void write_score(FILE *out, const float *scores, const uint32_t *positions, uint32_t slot) {
     (void)positions;
     if (isnan(scores[slot]))
-        fputs("null", stdout);
+        fputs("null", out);
     else if (isinf(scores[slot]) && scores[slot] > 0)
-        fputs("\"protected\"", stdout);
+        fputs("\"protected\"", out);
     else
-        printf("%.9g", scores[slot]);
+        fprintf(out, "%.9g", scores[slot]);
 }
 
 /* In order of positions; empty slots are left out. */
-static void write_head(struct kv_sequence *kv, uint32_t layer, uint32_t head, const float *scores, write_slot write) {
+static void write_head(const struct task *task, uint32_t layer, uint32_t head, const float *scores, write_slot write) {
+    struct kv_sequence *kv = sequence_kv(task->sequence);
     uint32_t slots = kv_sequence_slots(kv, layer, head), tokens = kv_sequence_tokens(kv, layer, head);
     uint32_t *positions = calloc(2 * (size_t)slots + 1, sizeof *positions), *order = positions + slots;
     if (positions == NULL)
         abort();
     kv_sequence_positions(kv, layer, head, positions);
     kv_sequence_order(kv, layer, head, order);
-    putchar('[');
+    fputc('[', task->out);
     for (uint32_t i = 0; i < tokens; i++) {
         if (i > 0)
-            putchar(',');
-        write(scores, positions, order[i]);
+            fputc(',', task->out);
+        write(task->out, scores, positions, order[i]);
     }
-    putchar(']');
+    fputc(']', task->out);
     free(positions);
 }
 
 static void write_all(
-    struct sequence *sequence, const struct model_shape *shape, const float *scores, write_slot write) {
-    struct kv_sequence *kv = sequence_kv(sequence);
+    const struct engine *engine, const struct task *task, const char *name, const float *scores, write_slot write) {
+    const struct model_shape *shape = &engine_model(engine)->shape;
+    struct kv_sequence *kv = sequence_kv(task->sequence);
+    fprintf(task->out, "\"%s\":", name);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
-        fputs(layer == 0 ? "[" : ",", stdout);
+        fputs(layer == 0 ? "[" : ",", task->out);
         for (uint32_t head = 0; head < shape->kv_heads; head++) {
-            fputs(head == 0 ? "[" : ",", stdout);
-            write_head(kv, layer, head, scores, write);
+            fputs(head == 0 ? "[" : ",", task->out);
+            write_head(task, layer, head, scores, write);
             if (scores != NULL)
                 scores += kv_sequence_slots(kv, layer, head);
         }
-        putchar(']');
+        fputc(']', task->out);
     }
-    putchar(']');
+    fputc(']', task->out);
 }
 
-static int prune(struct engine *engine, const struct options *options, struct sequence *sequence, struct error *error) {
-    int code = engine_prune(engine, &sequence, 1, error);
-    if (code == 0 && options->swap)
-        code = sequence_swap_out(sequence, error);
-    if (code == 0 && options->swap)
-        code = sequence_swap_in(sequence, error);
-    return code;
-}
-
-static int prefill(struct engine *engine, const struct options *options, struct sequence *sequence,
-    const struct ids *prompt, bool prunes, struct error *error) {
-    for (uint32_t done = 0, count; done < prompt->count; done += count) {
-        count = prompt->count - done < options->chunk ? prompt->count - done : options->chunk;
-        count = count < sequence_room(sequence) ? count : sequence_room(sequence);
-        struct batch_item item = {.sequence = sequence, .tokens = prompt->tokens + done, .count = count};
-        int code = engine_forward(engine, &item, 1, error);
-        if (code == 0 && prunes)
-            code = prune(engine, options, sequence, error);
-        if (code != 0)
-            return code;
-    }
-    return 0;
-}
-
-static int write_step(struct engine *engine, uint32_t row, struct error *error) {
-    struct sample_params params = {.top_p = 1, .top_count = TOP, .want_logprob = true, .forced = -1};
-    struct sample_result result;
-    int code = engine_sample(engine, &row, &params, 1, &result, error);
-    for (uint32_t i = 0; i < result.top_count && code == 0; i++)
-        printf("%s[%d,%.9g]", i == 0 ? "[" : ",", result.top[i].token, result.top[i].logprob);
-    putchar(']');
-    return code;
-}
-
-static int decode(struct engine *engine, const struct options *options, struct sequence *sequence,
-    const struct ids *fed, struct error *error) {
-    fputs(",\"top\":[", stdout);
-    for (uint32_t i = 0; i < fed->count; i++) {
-        if (i > 0)
-            putchar(',');
-        struct batch_item item = {.sequence = sequence, .tokens = &fed->tokens[i], .count = 1, .want = WANT_LAST};
-        int code = engine_forward(engine, &item, 1, error);
-        if (code == 0)
-            code = write_step(engine, item.first_row, error);
-        if (code == 0)
-            code = prune(engine, options, sequence, error);
-        if (code != 0)
-            return code;
-    }
-    putchar(']');
-    return 0;
-}
-
-static int write_scores(struct engine *engine, struct sequence *sequence, struct error *error) {
-    const struct model_shape *shape = &engine_model(engine)->shape;
-    uint64_t slots = kv_sequence_slots_held(sequence_kv(sequence));
+static int write_scores(struct engine *engine, struct task *task, struct error *error) {
+    uint64_t slots = kv_sequence_slots_held(sequence_kv(task->sequence));
     float *scores = malloc(slots * sizeof *scores + 1);
     if (scores == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for scores");
-    int code = sequence_scores(sequence, scores, error);
+    int code = sequence_scores(task->sequence, scores, error);
     if (code == 0) {
-        fputs("{\"positions\":", stdout);
-        write_all(sequence, shape, NULL, write_position);
-        fputs(",\"scores\":", stdout);
-        write_all(sequence, shape, scores, write_score);
-        puts("}");
+        write_all(engine, task, "positions", NULL, write_position);
+        fputc(',', task->out);
+        write_all(engine, task, "scores", scores, write_score);
     }
     free(scores);
     return code;
 }
 
-static int run_case(struct engine *engine, const struct options *options, struct sequence *sequence,
-    const struct ids *prompt, const struct ids *fed, struct error *error) {
-    const struct model_shape *shape = &engine_model(engine)->shape;
-    int code = prefill(engine, options, sequence, prompt, true, error);
-    if (code != 0)
-        return code;
-    fputs("{\"prompt\":", stdout);
-    write_all(sequence, shape, NULL, write_position);
-    code = decode(engine, options, sequence, fed, error);
-    fputs(",\"decode\":", stdout);
-    write_all(sequence, shape, NULL, write_position);
-    puts("}");
+static int write_step(struct engine *engine, const struct task *task, uint32_t row, struct error *error) {
+    struct sample_params params = {.top_p = 1, .top_count = TOP, .want_logprob = true, .forced = -1};
+    struct sample_result result;
+    int code = engine_sample(engine, &row, &params, 1, &result, error);
+    fputs(task->done == task->prompt.count + 1 ? ",\"top\":[" : ",", task->out);
+    for (uint32_t i = 0; i < result.top_count && code == 0; i++)
+        fprintf(task->out, "%s[%d,%.9g]", i == 0 ? "[" : ",", result.top[i].token, result.top[i].logprob);
+    fputc(']', task->out);
     return code;
 }
 
-static int run_line(struct engine *engine, const struct options *options, char *line, struct error *error) {
-    static struct ids prompt, fed;
+/* The next tokens of a task: a part of the prompt, or one to feed. */
+static bool next_item(const struct task *task, const struct options *options, uint32_t rows, struct batch_item *item) {
+    *item = (struct batch_item){.sequence = task->sequence};
+    if (task->done >= task->prompt.count + task->fed.count || rows == 0)
+        return false;
+    if (task->done >= task->prompt.count) {
+        item->tokens = task->fed.tokens + (task->done - task->prompt.count);
+        item->count = 1;
+        item->want = WANT_LAST;
+        return true;
+    }
+    uint32_t most = task->prompt.count - task->done, room = sequence_room(task->sequence);
+    most = most < options->chunk ? most : options->chunk;
+    most = most < room ? most : room;
+    item->tokens = task->prompt.tokens + task->done;
+    item->count = most < rows ? most : rows;
+    return true;
+}
+
+static int prune_and_swap(struct engine *engine, const struct options *options, struct sequence **sequences,
+    uint32_t count, struct error *error) {
+    int code = engine_prune(engine, sequences, count, error);
+    for (uint32_t i = 0; i < count && options->swap && code == 0; i++)
+        code = sequence_swap_out(sequences[i], error);
+    for (uint32_t i = 0; i < count && options->swap && code == 0; i++)
+        code = sequence_swap_in(sequences[i], error);
+    return code;
+}
+
+/* What a task writes after its step and prune. */
+static int report(struct engine *engine, struct task *task, struct error *error) {
+    if (task->done < task->prompt.count)
+        return 0;
+    if (task->done == task->prompt.count && task->scores)
+        return write_scores(engine, task, error);
+    if (task->done == task->prompt.count)
+        write_all(engine, task, "prompt", NULL, write_position);
+    else
+        fprintf(task->counts, "%s%u", task->done == task->prompt.count + 1 ? "" : ",",
+            kv_sequence_tokens(sequence_kv(task->sequence), 0, 0));
+    if (task->done < task->prompt.count + task->fed.count || task->fed.count == 0)
+        return 0;
+    fflush(task->counts);
+    fprintf(task->out, "],\"counts\":[%s],", task->counts_text);
+    write_all(engine, task, "decode", NULL, write_position);
+    return 0;
+}
+
+/* One batch and its prune. 1: nothing was left to do. */
+static int advance(
+    struct engine *engine, const struct options *options, struct task *tasks, uint32_t count, struct error *error) {
+    struct batch_item items[GROUP_MAX];
+    struct task *owners[GROUP_MAX];
+    struct sequence *sequences[GROUP_MAX];
+    uint32_t items_count = 0, pruned = 0, rows = engine_batch_rows(engine);
+    for (uint32_t i = 0; i < count; i++)
+        if (next_item(&tasks[i], options, rows, &items[items_count])) {
+            rows -= items[items_count].count;
+            owners[items_count++] = &tasks[i];
+        }
+    if (items_count == 0)
+        return 1;
+    int code = engine_forward(engine, items, items_count, error);
+    for (uint32_t i = 0; i < items_count && code == 0; i++) {
+        owners[i]->done += items[i].count;
+        if (items[i].want == WANT_LAST)
+            code = write_step(engine, owners[i], items[i].first_row, error);
+        if (!owners[i]->scores)
+            sequences[pruned++] = owners[i]->sequence;
+    }
+    if (code == 0)
+        code = prune_and_swap(engine, options, sequences, pruned, error);
+    for (uint32_t i = 0; i < items_count && code == 0; i++)
+        code = report(engine, owners[i], error);
+    return code;
+}
+
+static int task_create(struct engine *engine, struct task *task, char *line, struct error *error) {
     char *fields[4] = {0}, *rest = NULL;
     uint32_t count = 0;
     for (char *field = strtok_r(line, ";", &rest); field != NULL && count < 4; field = strtok_r(NULL, ";", &rest))
@@ -221,36 +263,69 @@ static int run_line(struct engine *engine, const struct options *options, char *
     int code = policy_settings_parse(fields[1], &settings, error);
     if (code != 0)
         return code;
-    struct sequence *sequence = sequence_create(engine);
-    code = sequence == NULL ? error_set(error, ERROR_MEMORY, "no memory for a sequence") : 0;
+    task->scores = strcmp(fields[0], "scores") == 0;
+    task->out = open_memstream(&task->text, &task->text_bytes);
+    task->counts = open_memstream(&task->counts_text, &task->counts_bytes);
+    task->sequence = sequence_create(engine);
+    if (task->out == NULL || task->counts == NULL || task->sequence == NULL)
+        code = error_set(error, ERROR_MEMORY, "no memory for a sequence");
     if (code == 0)
-        code = parse_ids(fields[2], &prompt, error);
+        code = parse_ids(fields[2], &task->prompt, error);
     if (code == 0 && count > 3)
-        code = parse_ids(fields[3], &fed, error);
+        code = parse_ids(fields[3], &task->fed, error);
     if (code == 0)
-        code = sequence_set_policy(sequence, &settings, prompt.count, error);
-    if (code == 0 && count > 3)
-        code = run_case(engine, options, sequence, &prompt, &fed, error);
-    else if (code == 0) {
-        code = prefill(engine, options, sequence, &prompt, false, error);
-        if (code == 0)
-            code = write_scores(engine, sequence, error);
-    }
-    sequence_free(sequence);
+        code = sequence_set_policy(task->sequence, &settings, task->prompt.count, error);
+    if (code == 0)
+        task->done = sequence_reuse_prefix(task->sequence, task->prompt.tokens, task->prompt.count);
     policy_settings_release(&settings);
+    return code;
+}
+
+static void task_free(struct task *task, bool print) {
+    if (task->out != NULL)
+        fclose(task->out);
+    if (task->counts != NULL)
+        fclose(task->counts);
+    if (print)
+        printf("{%s}\n", task->text);
+    sequence_free(task->sequence);
+    free(task->text);
+    free(task->counts_text);
+    free(task->prompt.tokens);
+    free(task->fed.tokens);
+}
+
+/* Reads a group of tasks and runs it. 1: there was none. */
+static int run_group(struct engine *engine, const struct options *options, struct error *error) {
+    struct task tasks[GROUP_MAX] = {0};
+    uint32_t count = 0;
+    char *line = NULL;
+    size_t capacity = 0;
+    int code = 0;
+    while (code == 0 && count < options->group && getline(&line, &capacity, stdin) > 0)
+        code = task_create(engine, &tasks[count++], line, error);
+    free(line);
+    bool any = count > 0;
+    while (code == 0)
+        code = advance(engine, options, tasks, count, error);
+    if (code == 1 && any)
+        code = 0;
     if (code == 0 && !kv_cache_check(engine_kv_cache(engine)))
         code = error_set(error, ERROR_INVALID, "the KV cache is not consistent");
+    for (uint32_t i = 0; i < count; i++)
+        task_free(&tasks[i], code == 0);
     return code;
 }
 
 static int run_all(const struct options *options, struct error *error) {
     struct engine_options engine_options = {
         .backend = {.threads = options->threads},
-        .kv_bytes = (size_t)512 << 20,
+        .kv_bytes = (size_t)1 << 30,
         .kv_format = strcmp(options->kv, "f32") == 0    ? KV_F32
                      : strcmp(options->kv, "bf16") == 0 ? KV_BF16
                                                         : KV_F16,
         .exact = options->exact,
+        .prefix_sharing = options->share,
         .poison_free = true,
     };
     struct model *model = model_open(options->model, error);
@@ -258,21 +333,19 @@ static int run_all(const struct options *options, struct error *error) {
         return error->code;
     struct engine *engine = engine_open(model, &engine_options, error);
     int code = engine == NULL ? error->code : 0;
-    char *line = NULL;
-    size_t capacity = 0;
-    while (code == 0 && getline(&line, &capacity, stdin) > 0)
-        code = run_line(engine, options, line, error);
-    free(line);
+    while (code == 0)
+        code = run_group(engine, options, error);
     engine_close(engine);
     model_free(model);
-    return code;
+    return code == 1 ? 0 : code;
 }
 
 int main(int arguments_count, char **arguments) {
     struct options options;
     struct error error = {0};
     if (parse_arguments(arguments_count, arguments, &options) != 0) {
-        fprintf(stderr, "usage: prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--swap]\n");
+        fprintf(stderr, "usage: prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--group N]\n"
+                        "           [--swap] [--share]\n");
         return 2;
     }
     int code = run_all(&options, &error);
