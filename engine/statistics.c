@@ -43,6 +43,8 @@ static size_t lay_out(
         .history = shape->history,
         .seed = shape->seed,
     };
+    if (capacity == 0)
+        return 0;
     out->sum = place(base, &at, needs & STATISTIC_SUM, slots * sizeof *out->sum);
     out->squared = place(base, &at, needs & STATISTIC_SQUARED, slots * sizeof *out->squared);
     out->noisy = place(base, &at, needs & STATISTIC_NOISY, slots * sizeof *out->noisy);

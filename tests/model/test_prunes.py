@@ -150,18 +150,28 @@ def logprob_differences(top, expected):
     return np.array(out)
 
 
-def check_case(out, case, name, exact):
-    """The suggested assertions of the reference's README for one case."""
+def as_measured(case):
+    """What the figures of the reference's README were taken from: B 64, the policy's own scope."""
+    return case.get("budget", 64) == 64 and case.get("scope") in (None, SCORES["default_scope"].get(case["policy"]))
+
+
+def check_case(out, case, exact):
+    """The suggested assertions of the reference's README for one case; smaller budgets and other scopes, where a slot
+    weighs more, get twice the slack."""
+    name = case["policy"]
     prompt, decode = shares(out["prompt"], case["kept"]), shares(out["decode"], case["decode"]["kept"])
     differences = logprob_differences(out["top"], case["decode"]["top5"])
     if exact:
         least = 0.99 if name in F16_WINDOW | TIES else 0.9995
         assert prompt[0] >= least and decode[0] >= min(least, 0.99)
         assert differences.max() <= (0.2 if name in F16_WINDOW | TIES or decode[0] < 1 else 2e-3)
-    else:
+    elif as_measured(case):
         assert prompt[0] >= 0.95 and prompt[1] >= 0.8
-        assert decode[0] >= 0.93 and decode[1] >= 0.7
+        assert decode[0] >= 0.95 and decode[1] >= 0.8
         assert differences.max() <= 1.0 and differences.mean() <= 0.25
+    else:
+        assert prompt[0] >= 0.9 and decode[0] >= 0.9
+        assert differences.max() <= 2.0 and differences.mean() <= 0.5
 
 
 @functools.cache
@@ -183,7 +193,7 @@ def cases_of(options, name):
 @pytest.mark.parametrize("name", ["full"] + NAMES)
 def test_cases_exact(name):
     for case, out in cases_of(EXACT, name):
-        check_case(out, case, name, True)
+        check_case(out, case, True)
         if case["scope"] == "head":  # counts follow from budgets alone
             assert counts(out["prompt"]) == case["kept"]["counts"]
             assert counts(out["decode"]) == case["decode"]["kept"]["counts"]
@@ -192,7 +202,7 @@ def test_cases_exact(name):
 @pytest.mark.parametrize("name", ["full"] + NAMES)
 def test_cases_default(name):
     for case, out in cases_of(DEFAULT, name):
-        check_case(out, case, name, False)
+        check_case(out, case, False)
 
 
 def near_cut(score, cut, scale):
@@ -228,7 +238,7 @@ def schedule_policy(case, folder):
     # The budget first: what is said of the sparsity of rlkv counts more.
     budget = {"tokens": case["tokens"]} if case["tokens"] else {"ratio": case["ratio"]}
     if case["policy"] == "rlkv":
-        budget["sparsity"] = 0.5
+        options.setdefault("sparsity", 0.5)
     options.setdefault("interval", 1)
     return spell(case["policy"], **budget, minimum=SCHEDULES["b_min"], **options)
 
@@ -253,7 +263,7 @@ def schedule_name(case):
 @pytest.mark.parametrize("index", range(len(SCHEDULES["cases"])), ids=lambda i: schedule_name(SCHEDULES["cases"][i]))
 def test_schedules(index, mode, folder):
     case, out = SCHEDULES["cases"][index], run_schedules(mode, folder)[index]
-    check_case(out, case, case["policy"], mode == EXACT)
+    check_case(out, case, mode == EXACT)
     if mode == EXACT:
         assert out["counts"] == case["decode"]["counts_by_step"]
         assert counts(out["prompt"]) == case["kept"]["counts"]
