@@ -18,11 +18,11 @@ enum cpu_tier { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_TIER_COUNT };
 enum cpu_tier cpu_tier_detect(void);           /* the highest that this machine has */
 const char *cpu_tier_name(enum cpu_tier tier); /* "scalar", "avx2", "avx512" */
 
-struct linear_kernels; /* linear.h */
-struct attend_kernels; /* attend.h */
+struct linear_kernels;     /* linear.h */
+struct attend_kernels;     /* attend.h */
 struct statistics_kernels; /* statistics.h: what policies want to know of attention */
-struct vector_kernels; /* vector.h: norms, rotation, activation, softmax sums */
-struct score_kernels;  /* score.h */
+struct vector_kernels;     /* vector.h: norms, rotation, activation, softmax sums */
+struct score_kernels;      /* score.h */
 
 struct cpu_backend {
     struct backend base; /* first: a struct backend * is a struct cpu_backend * */
@@ -68,8 +68,8 @@ void cpu_attend_scratch_free(struct cpu_backend *cpu);
 void cpu_rope_and_append(
     struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
 void cpu_attend(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, float *out);
-void cpu_query_moments(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv,
-    const struct query_moments *moments);
+void cpu_query_moments(
+    struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, const struct query_moments *moments);
 void cpu_copy_pages(struct backend *, const struct kv_pool *, const uint32_t *from, const uint32_t *to, uint32_t count);
 void cpu_move_slots(struct backend *, const struct kv_pool *, const uint32_t *pages, const uint32_t *from,
     const uint32_t *to, uint32_t count);
