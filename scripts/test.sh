@@ -15,6 +15,7 @@ unit        120 unit, model and parity tests (meson)
 logits      180 pytest tests/model: tokenizer and logits beside other implementations
 api          60 pytest tests/api: real clients against the server
 bench       120 pytest tests/bench: what bench prints
+eval        120 pytest tests/eval: what eval measures, beside the reference and recomputation
 readme       30 pytest tests/readme: the examples of README.md as printed
 sanitizers  420 unit, parity and API tests with address and undefined-behaviour sanitizers
 tsan        180 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
@@ -176,6 +177,11 @@ stage_api() {
 stage_bench() {
   need_test_build
   run_pytest build-test tests/bench
+}
+
+stage_eval() {
+  need_test_build
+  run_pytest build-test tests/eval
 }
 
 stage_readme() {
