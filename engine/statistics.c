@@ -20,7 +20,7 @@ static uint32_t whole_pages(uint32_t slots) {
 }
 
 uint32_t statistics_room_for(uint32_t slots) {
-    return whole_pages(slots + slots / 16 + KV_PAGE_SLOTS);
+    return whole_pages(slots + slots / 64 + KV_PAGE_SLOTS);
 }
 
 /* The next array of a head's allocation: NULL without `base` (only counting), or when it is not needed. */
@@ -285,7 +285,8 @@ static bool replacement(const struct statistics *s, const struct kv_statistics *
     struct kv_statistics *arrays, void **memory) {
     uint32_t room = statistics_room_for(slots);
     *memory = NULL;
-    if (head->capacity < 2 * room && (needs | STATISTIC_MOMENTS) == (head->needs | STATISTIC_MOMENTS))
+    if (head->capacity <= room + room / 4 + 2 * KV_PAGE_SLOTS &&
+        (needs | STATISTIC_MOMENTS) == (head->needs | STATISTIC_MOMENTS))
         return false;
     if (room > head->capacity)
         room = head->capacity;
