@@ -30,6 +30,7 @@ struct eval {
     struct eval_results results;
     struct eval_resume resume; /* file NULL: none */
     struct eval_run *run;
+    uint8_t *found;       /* [variants] bit n: part n has a result */
     bool *wanted;         /* [variants] */
     uint8_t **kept;       /* [variants] of the first item; NULL: not asked for */
     uint64_t done, total; /* results, for the time left */
@@ -123,8 +124,9 @@ static int open_eval(struct eval *eval, const struct config *config, struct erro
         return code;
     uint32_t variants = eval->plan.setup.variants_count;
     eval->wanted = calloc(variants, sizeof *eval->wanted);
+    eval->found = calloc(variants, sizeof *eval->found);
     eval->kept = config->svg[0] != '\0' ? calloc(variants, sizeof *eval->kept) : NULL;
-    if (eval->wanted == NULL || (eval->kept == NULL && config->svg[0] != '\0'))
+    if (eval->wanted == NULL || eval->found == NULL || (eval->kept == NULL && config->svg[0] != '\0'))
         return error_set(error, ERROR_MEMORY, "no memory for %u policies", variants);
     struct eval_run_options options = {.engine = eval->engine,
         .tokenizer = eval->tokenizer,
@@ -140,6 +142,7 @@ static void close_eval(struct eval *eval) {
         free(eval->kept[v]);
     free(eval->kept);
     free(eval->wanted);
+    free(eval->found);
     eval_run_free(eval->run);
     eval_resume_close(&eval->resume);
     eval_results_free(&eval->results);
@@ -155,13 +158,17 @@ static uint32_t parts(const struct eval *eval) {
     return eval->plan.setup.answers ? 1 : 2;
 }
 
-/* Marks the variants without a result for the item; returns how many. */
+/* Marks the variants without all results for the item; returns how many. */
 static uint32_t mark_wanted(struct eval *eval, uint32_t length, uint32_t item) {
-    uint32_t missing = 0;
-    for (uint32_t v = 0; v < eval->plan.setup.variants_count; v++) {
-        eval->wanted[v] = false;
-        for (uint32_t part = 0; part < parts(eval); part++)
-            eval->wanted[v] |= eval_results_find(&eval->results, length, item, part, v) == NULL;
+    uint32_t missing = 0, variants = eval->plan.setup.variants_count;
+    memset(eval->found, 0, variants * sizeof *eval->found);
+    for (size_t i = 0; i < eval->results.count; i++) {
+        const struct eval_result *result = &eval->results.list[i];
+        if (result->length == length && result->item == item && result->part < parts(eval))
+            eval->found[result->variant] |= (uint8_t)(1u << result->part);
+    }
+    for (uint32_t v = 0; v < variants; v++) {
+        eval->wanted[v] = eval->found[v] != (1u << parts(eval)) - 1;
         missing += eval->wanted[v];
     }
     return missing;

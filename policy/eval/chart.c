@@ -116,16 +116,38 @@ static void write_tick(const struct axis *axis, bool horizontal, double value, F
     }
 }
 
+/* The step of 1, 2 or 5 times a power of ten that gives about TICKS of them. */
+static double round_step(double range) {
+    double power = pow(10, floor(log10(range / TICKS))), part = range / TICKS / power;
+    return power * (part > 5 ? 10 : part > 2 ? 5 : part > 1 ? 2 : 1);
+}
+
+/* Ticks at round values; a logarithmic axis has 1, 2 and 5 of each power of ten. */
 static void write_axis(const struct axis *axis, bool horizontal, FILE *out) {
-    for (int i = 0; i <= TICKS; i++) {
-        double value = axis->low + (axis->high - axis->low) * i / TICKS;
-        write_tick(axis, horizontal, axis->log ? pow(10, value) : value, out);
+    static const double digits[] = {1, 2, 5};
+    if (axis->log) {
+        for (double power = floor(axis->low); power <= axis->high; power++)
+            for (int i = 0; i < 3; i++)
+                if (power + log10(digits[i]) >= axis->low && power + log10(digits[i]) <= axis->high)
+                    write_tick(axis, horizontal, pow(10, power) * digits[i], out);
+        return;
     }
+    double step = round_step(axis->high - axis->low);
+    double first = ceil(axis->low / step);
+    for (int i = 0; (first + i) * step <= axis->high; i++)
+        write_tick(axis, horizontal, (first + i) * step, out);
 }
 
 /* Colours that differ: steps of the golden angle around the circle, in three lightnesses. */
 static void colour_of(uint32_t index, char out[static 32]) {
     snprintf(out, 32, "hsl(%u, 70%%, %u%%)", (uint32_t)(index * 137.508) % 360, 35 + 12 * (index % 3));
+}
+
+static bool has_points(const struct chart_series *series, const struct axis *x, const struct axis *y) {
+    for (uint32_t i = 0; i < series->count; i++)
+        if (is_drawn(x, y, &series->points[i]))
+            return true;
+    return false;
 }
 
 static void write_series(
@@ -165,8 +187,9 @@ void chart_write_lines(const struct chart *chart, FILE *out) {
     write_axis(&y, false, out);
     write_label((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 16, "middle", "", chart->x_label, out);
     write_label(LEFT, TOP - 8, "start", " fill=\"#555\"", chart->y_label, out);
-    for (uint32_t s = 0; s < chart->count; s++)
-        write_series(&chart->series[s], s, &x, &y, out);
+    for (uint32_t s = 0, drawn = 0; s < chart->count; s++)
+        if (has_points(&chart->series[s], &x, &y))
+            write_series(&chart->series[s], drawn++, &x, &y, out);
     fputs("</svg>\n", out);
 }
 
