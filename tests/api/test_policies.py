@@ -67,7 +67,8 @@ def test_models_list_the_policies(server):
 
 def test_every_listed_policy_answers(server):
     for policy in server.get("/v1/models").json["data"][0]["kv_policies"]:
-        assert answer(server, kv_cache={"policy": policy})["usage"]["completion_tokens"] == 12, policy
+        usage = answer(server, STORY * 4, {"policy": policy, "tokens": 48}, max_tokens=3)["usage"]
+        assert usage["completion_tokens"] == 3 and (usage["kv_tokens_kept"] < usage["kv_tokens_seen"]) == (policy != "full")
 
 
 # Usage
@@ -222,11 +223,11 @@ def test_chats_choose_too(server):
 
 def test_limits_count_all_tokens(server, start_server):
     """Trap 28: what was evicted counts for max_tokens and the context."""
-    reply = answer(server, kv_cache={"policy": "streaming", "tokens": 40}, max_tokens=300)
-    assert reply["usage"]["completion_tokens"] == 300 and reply["choices"][0]["finish_reason"] == "length"
-    small = start_server("--context", 700)
-    reply = answer(small, kv_cache={"policy": "streaming", "tokens": 40}, max_tokens=600)
-    assert reply["choices"][0]["finish_reason"] == "length" and reply["usage"]["total_tokens"] <= 701
+    reply = answer(server, kv_cache={"policy": "streaming", "tokens": 40}, max_tokens=100)
+    assert reply["usage"]["completion_tokens"] == 100 and reply["choices"][0]["finish_reason"] == "length"
+    small = start_server("--context", 520)
+    reply = answer(small, kv_cache={"policy": "streaming", "tokens": 40}, max_tokens=100)
+    assert reply["choices"][0]["finish_reason"] == "length" and reply["usage"]["total_tokens"] <= 521
     error = small.post(COMPLETION, dict(prompt=LONG * 2, kv_cache={"policy": "streaming", "tokens": 40}))
     error.expect_error(400, code="context_length_exceeded", param="prompt")
     small.stop()
@@ -245,7 +246,7 @@ def test_pages_come_back(server):
 
 
 def test_gauges_show_what_running_sequences_keep(server):
-    stream = Stream(server, COMPLETION, prompt=LONG, max_tokens=2000, ignore_eos=True, kv_cache={"policy": "h2o", "ratio": 0.25})
+    stream = Stream(server, COMPLETION, prompt=LONG, max_tokens=1000, ignore_eos=True, kv_cache={"policy": "h2o", "ratio": 0.25})
     events = iter(stream)
     for _ in range(8):
         next(events)
@@ -261,9 +262,9 @@ def test_gauges_show_what_running_sequences_keep(server):
 def test_the_same_after_preemption(start_server, alone, swap):
     """Short prompts let more sequences in than there is memory for when their answers have grown; with no memory to swap
     to, they are computed again."""
-    server = start_server("--kv-memory", "10M", "--kv-swap", swap, "--no-prefix-sharing")
+    server = start_server("--kv-memory", "8M", "--kv-swap", swap, "--no-prefix-sharing")
     wanted = ["h2o", "snapkv", "streaming"]
-    body = dict(prompt=STORY, max_tokens=200)
+    body = dict(prompt=STORY, max_tokens=120)
     expected = {policy: tokens(answer(server, kv_cache={"policy": policy, "ratio": 0.75}, **body)) for policy in wanted}
     assert server.idle()["num_preemptions_total"] == 0
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
