@@ -158,9 +158,11 @@ def test_budgets_make_a_difference(alone, full):
 
 
 def test_the_same_in_a_batch_of_different_policies(server, alone, full):
-    wanted = {policy: alone(policy) for policy in POLICIES}
-    with concurrent.futures.ThreadPoolExecutor(len(POLICIES) + 1) as pool:
-        replies = {policy: pool.submit(answer, server, kv_cache={"policy": policy, "ratio": 0.25}) for policy in POLICIES}
+    """Some of each kind: tests/unit/test_scheduler_policy.c has all of them, on a small model."""
+    some = ["random", "streaming", "h2o", "tova", "snapkv", "adakv", "keyformer", "laprox", "hybrid"]
+    wanted = {policy: alone(policy) for policy in some}
+    with concurrent.futures.ThreadPoolExecutor(len(some) + 1) as pool:
+        replies = {policy: pool.submit(answer, server, kv_cache={"policy": policy, "ratio": 0.25}) for policy in some}
         plain = pool.submit(answer, server)
         for policy, reply in replies.items():
             assert tokens(reply.result()) == tokens(wanted[policy]), policy
