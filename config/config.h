@@ -91,7 +91,13 @@ struct config {
     bool print_config; /* print the annotated example with the values in force, then exit */
 };
 
-enum config_command { CONFIG_SERVE = 1, CONFIG_BENCH = 2, CONFIG_INSPECT = 4, CONFIG_EVAL = 8, CONFIG_EVERY_COMMAND = 15 };
+enum config_command {
+    CONFIG_SERVE = 1,
+    CONFIG_BENCH = 2,
+    CONFIG_INSPECT = 4,
+    CONFIG_EVAL = 8,
+    CONFIG_EVERY_COMMAND = 15
+};
 
 /* Only the defaults. ERROR_MEMORY. To be freed in any case. */
 int config_set_defaults(struct config *config, struct error *error);
