@@ -13,7 +13,7 @@ Runs distillcache eval on kl, needle, multi-needle and kv-retrieval under every 
 50, 25, 12.5 and 5 % of the tokens, and prints one Markdown table on standard output.
 
   --text FILE    text that kl takes its prompts from (default: generated prose)
-  --limit N      items a task (default 12)
+  --limit N      items a task (default 20: about 20 minutes of two cores)
   --length N     tokens of context (default 1024)
   --seed N       which items (default 1)
   --state DIR    where finished items are kept; a second start goes on from there (default build/policy-table)
@@ -27,7 +27,7 @@ policies='random streaming h2o h2o_mean scissorhands tova snapkv pyramidkv adakv
   expected_attention cake laprox restkv rlkv hybrid'
 tasks='kl needle multi-needle kv-retrieval'
 ratios=0.5,0.25,0.125,0.05
-limit=12
+limit=20
 length=1024
 seed=1
 text=
