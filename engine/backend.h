@@ -136,7 +136,11 @@ struct score_head {
     struct kv_head_view view;
     struct kv_statistics statistics;
     uint32_t sinks, recent_from; /* protected: positions < sinks or >= recent_from */
-    float *scores;               /* device [slots] out; NaN where the stages give none, +infinity for protected */
+    float *scores;               /* device [slots] out; NaN where the stages give none, +infinity for protected; or
+                                  * NULL: nobody will read them */
+    /* Host out, or NULL: the slot that selection drops first (select.h: lowest score, NaN lowest, then lowest
+     * position), empty ones left out. score waits for the result. UINT32_MAX: all are empty. */
+    uint32_t *worst;
     /* What the host knows already, so that the backend need not read every page for it; each may be NULL. */
     const uint32_t *positions; /* host [slots] what the pages hold */
     const uint32_t *order;     /* host [slots] slots by ascending position, unused ones last; used when they are not */

@@ -117,10 +117,12 @@ static void add_fresh_page(struct kv_cache *cache, struct kv_head *head) {
 /* New tokens have the largest positions: they come last in the order, before a slot that is marked. */
 static void add_positions(struct kv_head *head, uint32_t position, uint32_t count) {
     uint32_t at = head->slots - (head->marked != KV_NO_SLOT);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         head->positions[head->slots + i] = position + i;
+    if (head->order_stale)
+        return;
+    for (uint32_t i = 0; i < count; i++)
         head->order[at + i] = head->slots + i;
-    }
     if (head->marked != KV_NO_SLOT)
         head->order[at + count] = head->marked;
 }

@@ -84,6 +84,8 @@ static int fork_head(struct kv_pages *pages, struct kv_head *to, const struct kv
         memcpy(to->positions, from->positions, from->slots * sizeof *to->positions);
         memcpy(to->order, from->order, from->slots * sizeof *to->order);
     }
+    to->order_read = from->order_read;
+    to->order_stale = from->order_stale;
     to->pages_count = from->pages_count;
     to->slots = from->slots;
     to->first_new = from->first_new;
@@ -213,9 +215,10 @@ struct kv_head_view kv_sequence_view(const struct kv_sequence *sequence, uint32_
 }
 
 void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {
-    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
-    for (uint32_t i = 0; i < at->slots; i++)
-        out[i] = at->positions != NULL ? at->order[i] : i;
+    const uint32_t *order = kv_sequence_slot_order(sequence, layer, head);
+    uint32_t slots = kv_sequence_slots(sequence, layer, head);
+    for (uint32_t i = 0; i < slots; i++)
+        out[i] = order != NULL ? order[i] : i;
 }
 
 void kv_sequence_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {
@@ -228,9 +231,14 @@ const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, u
     return kv_sequence_head(sequence, layer, head)->positions;
 }
 
+const uint32_t *kv_sequence_slot_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
+    struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    return at->positions != NULL ? kv_head_order(at) : NULL;
+}
+
 uint32_t kv_sequence_slot_of_rank(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t rank) {
-    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    struct kv_head *at = kv_sequence_head(sequence, layer, head);
     if (rank >= at->slots)
         return KV_NO_SLOT;
-    return at->positions != NULL ? at->order[rank] : rank;
+    return at->positions != NULL ? kv_head_order(at)[rank] : rank;
 }

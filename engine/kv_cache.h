@@ -108,6 +108,8 @@ int kv_sequence_own(struct kv_sequence *sequence, uint32_t layer, uint32_t head,
 
 /* Borrowed positions by slot [slots] until the sequence changes; NULL while the head is unpruned: slot == position. */
 const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
+/* The same of slots in ascending order of position. */
+const uint32_t *kv_sequence_slot_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
 /* The slot with the rank-th lowest position; KV_NO_SLOT when there are not as many. A marked slot ranks last. */
 uint32_t kv_sequence_slot_of_rank(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t rank);
 

@@ -6,17 +6,22 @@
 
 #include <stdlib.h>
 
+static bool check_position(const struct kv_head *head, uint32_t slot, uint32_t length) {
+    uint32_t position = head->positions[slot];
+    bool marked = slot == head->marked;
+    return marked == (position == KV_NO_POSITION) && (marked || position < length);
+}
+
 static bool check_positions(const struct kv_head *head, uint32_t length) {
     if (head->slots > head->slots_capacity)
         return false;
-    for (uint32_t i = 0; i < head->slots; i++) {
-        uint32_t slot = head->order[i];
-        if (slot >= head->slots)
+    for (uint32_t i = 0; i < head->slots; i++)
+        if (!check_position(head, i, length))
             return false;
-        uint32_t position = head->positions[slot];
-        bool marked = slot == head->marked;
-        if (marked != (position == KV_NO_POSITION) || (!marked && position >= length))
+    for (uint32_t i = 0; i < head->slots && !head->order_stale; i++) {
+        if (head->order[i] >= head->slots)
             return false;
+        uint32_t position = head->positions[head->order[i]];
         if (i > 0 && head->positions[head->order[i - 1]] >= position) /* strictly: so that order is a permutation */
             return false;
     }

@@ -32,6 +32,9 @@ struct kv_head {
     uint32_t slots_capacity; /* of positions and order */
     uint32_t *positions;     /* [slots] by slot; NULL while the head is unpruned: slot == position */
     uint32_t *order;         /* [slots] slots by ascending position, the marked one last; inside positions' memory */
+    /* Keeping the order when a slot is marked costs a move of many, which policies that never read it need not pay: it
+     * is kept as long as it was read since the last mark, and sorted anew when it is read again. */
+    bool order_read, order_stale;
 };
 
 struct kv_sequence {
@@ -73,6 +76,8 @@ void kv_cache_flush_batch(struct kv_cache *cache);
 
 /* Gives an unpruned head its host arrays, in which nothing differs yet from what they stand for; 0 or ERROR_MEMORY. */
 int kv_head_materialise(struct kv_head *head);
+/* The order of a materialised head, sorted if need be. */
+const uint32_t *kv_head_order(struct kv_head *head);
 /* Marks a slot of a materialised head as evicted; its page is the head's own, and no slot is marked. */
 void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot);
 

@@ -81,14 +81,15 @@ static uint32_t find_slot(const uint32_t *slots, uint32_t count, uint32_t slot) 
     return low < count && slots[low] == slot ? low : KV_NO_SLOT;
 }
 
-static void order_kept(struct compaction *plan, const struct kv_head *head, const uint32_t *slots, uint32_t count) {
+static void order_kept(struct compaction *plan, struct kv_head *head, const uint32_t *slots, uint32_t count) {
     uint32_t *order = plan->positions + plan->capacity;
     uint32_t kept = 0;
     if (head->positions == NULL) /* slots ascend by position */
         for (; kept < count; kept++)
             order[kept] = kept;
-    for (uint32_t i = 0; head->positions != NULL && i < head->slots; i++) {
-        uint32_t slot = find_slot(slots, count, head->order[i]);
+    const uint32_t *old = head->positions != NULL ? kv_head_order(head) : NULL;
+    for (uint32_t i = 0; old != NULL && i < head->slots; i++) {
+        uint32_t slot = find_slot(slots, count, old[i]);
         if (slot != KV_NO_SLOT)
             order[kept++] = slot;
     }
@@ -170,6 +171,7 @@ int kv_sequence_keep(struct kv_sequence *sequence, uint32_t layer, uint32_t head
     free(head->positions);
     head->positions = plan.positions;
     head->order = plan.positions + plan.capacity;
+    head->order_stale = false;
     head->slots_capacity = plan.capacity;
     free(plan.table);
     sequence->pruned = true;
@@ -186,6 +188,23 @@ int kv_head_materialise(struct kv_head *head) {
     return 0;
 }
 
+static int compare_positions(const void *a, const void *b, void *context) {
+    const uint32_t *positions = context;
+    uint32_t x = positions[*(const uint32_t *)a], y = positions[*(const uint32_t *)b];
+    return x < y ? -1 : x > y;
+}
+
+const uint32_t *kv_head_order(struct kv_head *head) {
+    if (head->order_stale) {
+        for (uint32_t i = 0; i < head->slots; i++)
+            head->order[i] = i;
+        qsort_r(head->order, head->slots, sizeof *head->order, compare_positions, head->positions);
+        head->order_stale = false;
+    }
+    head->order_read = true;
+    return head->order;
+}
+
 /* Where in the order a slot is: positions ascend along it. */
 static uint32_t place_in_order(const struct kv_head *head, uint32_t slot) {
     uint32_t position = head->positions[slot];
@@ -200,12 +219,21 @@ static uint32_t place_in_order(const struct kv_head *head, uint32_t slot) {
     return low;
 }
 
-void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot) {
-    struct backend *backend = cache->pages.backend;
-    backend->operations->clear_slots(backend, &cache->pages.pool, head->pages, slot, slot + 1);
+/* A slot that is to be marked goes to the end of the order. */
+static void move_to_end(struct kv_head *head, uint32_t slot) {
+    head->order_stale |= !head->order_read;
+    head->order_read = false;
+    if (head->order_stale)
+        return;
     uint32_t place = place_in_order(head, slot);
     memmove(head->order + place, head->order + place + 1, (head->slots - place - 1) * sizeof *head->order);
     head->order[head->slots - 1] = slot;
+}
+
+void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot) {
+    struct backend *backend = cache->pages.backend;
+    backend->operations->clear_slots(backend, &cache->pages.pool, head->pages, slot, slot + 1);
+    move_to_end(head, slot);
     head->positions[slot] = KV_NO_POSITION;
     head->marked = slot;
 }

@@ -169,7 +169,7 @@ static void rename_slots(struct kv_head *head, const struct kv_removal *removal,
         renamed[scratch->from[i]] = scratch->to[i];
         head->positions[scratch->to[i]] = unpruned ? scratch->from[i] : head->positions[scratch->from[i]];
     }
-    for (uint32_t i = 0; i < head->slots; i++) {
+    for (uint32_t i = 0; i < head->slots && !head->order_stale; i++) {
         uint32_t slot = renamed[unpruned ? i : head->order[i]];
         if (slot != KV_NO_SLOT)
             head->order[kept++] = slot;

@@ -22,11 +22,13 @@ struct prune_job {
     bool mark;  /* a head that loses one slot keeps it for the next token */
     uint32_t rows_count;
     size_t slots_count; /* of all heads */
+    bool one;           /* a row that is over its budget is so by one slot, and alone */
     uint32_t *slots;    /* [heads] */
     uint32_t *budgets;  /* [heads] */
     struct score_head *heads;
     struct score_layer *layers; /* [layers] */
     struct score_stage *stages;
+    uint32_t *worst;         /* [heads] with `one`: the slot that goes */
     struct select_row *rows; /* one a head, or one a layer where all heads of a layer hold the same */
     uint32_t *keep;          /* rows' lists */
     struct kv_removal *removals;
@@ -156,6 +158,7 @@ static void lay_out(struct prune_job *job, struct sequence *sequence, struct are
     job->budgets = take(arena, heads, sizeof *job->budgets);
     job->heads = take(arena, heads, sizeof *job->heads);
     job->stages = take(arena, SCORE_STAGES_MAX, sizeof *job->stages);
+    job->worst = take(arena, heads, sizeof *job->worst);
     job->rows = take(arena, job->rows_count, sizeof *job->rows);
     job->removals = take(arena, heads, sizeof *job->removals);
     job->keep = take(arena, job->slots_count, sizeof *job->keep);
@@ -169,6 +172,7 @@ struct prune {
     uint32_t count;
     struct score_layer *layers; /* [count * layers] of all jobs */
     double *entropy, *variance; /* [layers] */
+    bool show_scores;           /* all of them are asked for */
     float *host_scores;         /* where the device's memory is not the host's */
 };
 
@@ -195,12 +199,27 @@ static void lay_out_all(
         prune->host_scores = take(arena, slots, sizeof *prune->host_scores);
 }
 
+static const uint32_t *positions_of(const struct engine *engine, const struct sequence *sequence, uint32_t head) {
+    uint32_t kv_heads = engine->model->shape.kv_heads;
+    const uint32_t *positions = kv_sequence_slot_positions(sequence->kv, head / kv_heads, head % kv_heads);
+    return positions != NULL ? positions : engine->prune.identity;
+}
+
+/* Pooling wants the slots in order of position. */
+static bool reads_order(const struct score_stage *stages, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (stages[i].kind == STAGE_POOL_MAX || stages[i].kind == STAGE_POOL_ADAPTIVE)
+            return true;
+    return false;
+}
+
 static void fill_job(struct prune_job *job, float **scores) {
     struct sequence *sequence = job->sequence;
     const struct engine *engine = sequence->engine;
     const struct model_shape *shape = &engine->model->shape;
     const struct eviction *eviction = &sequence->eviction;
     uint32_t stages_count = policy_stages(&eviction->settings, job->stages);
+    bool ordered = reads_order(job->stages, stages_count);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
         job->layers[layer] = (struct score_layer){
             .heads = job->heads + (size_t)layer * shape->kv_heads,
@@ -222,7 +241,10 @@ static void fill_job(struct prune_job *job, float **scores) {
         *head = (struct score_head){
             .view = kv_sequence_view(sequence->kv, i / shape->kv_heads, i % shape->kv_heads),
             .scores = *scores,
+            .positions = positions_of(engine, sequence, i),
         };
+        if (ordered)
+            head->order = kv_sequence_slot_order(sequence->kv, i / shape->kv_heads, i % shape->kv_heads);
         if (eviction->statistics != NULL)
             head->statistics = eviction->statistics->heads[i];
         job->slots[i] = head->view.slots;
@@ -244,12 +266,6 @@ static void protect(struct prune_job *job) {
         job->heads[i].sinks = sinks;
         job->heads[i].recent_from = recent_from;
     }
-}
-
-static const uint32_t *positions_of(const struct engine *engine, const struct sequence *sequence, uint32_t head) {
-    uint32_t kv_heads = engine->model->shape.kv_heads;
-    const uint32_t *positions = kv_sequence_slot_positions(sequence->kv, head / kv_heads, head % kv_heads);
-    return positions != NULL ? positions : engine->prune.identity;
 }
 
 /* cake: what the window prefers at the first prune. */
@@ -321,6 +337,25 @@ static void leave_out_full(struct prune_job *job) {
             job->heads[i].view.slots = 0;
 }
 
+static bool is_over_by_one(const struct prune_job *job, uint32_t head) {
+    return job->heads[head].view.slots == (uint64_t)job->budgets[head] + 1;
+}
+
+/* The case of a decode step: rows do not compete, and those over budget are so by the token that came. Then the backend
+ * need not show scores, only the one slot of a row that goes. */
+static void ask_for_worst(struct prune_job *job) {
+    const struct policy_settings *settings = &job->sequence->eviction.settings;
+    uint32_t heads = engine_heads(job->sequence->engine), heads_a_row = heads / job->rows_count;
+    bool alone = settings->scope == SCOPE_HEAD || (settings->scope == SCOPE_LAYER && settings->policy->shared);
+    job->one = job->mark && alone;
+    for (uint32_t i = 0; i < heads && job->one; i++)
+        job->one = job->heads[i].view.slots <= job->budgets[i] || is_over_by_one(job, i);
+    for (uint32_t i = 0; i < heads && job->one; i++) {
+        job->heads[i].scores = NULL;
+        job->heads[i].worst = i % heads_a_row == 0 && is_over_by_one(job, i) ? &job->worst[i] : NULL;
+    }
+}
+
 /* Plans all jobs, scores excepted. */
 static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen) {
     struct engine *engine = prune->engine;
@@ -352,6 +387,8 @@ static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t
             protect(job);
             leave_out_full(job);
         }
+        if (!prune->show_scores)
+            ask_for_worst(job);
     }
     return 0;
 }
@@ -393,20 +430,6 @@ static int check_shared(const struct prune *prune, const struct prune_job *job, 
     return 0;
 }
 
-static int select_job(struct prune *prune, struct prune_job *job, struct error *error) {
-    const struct policy_settings *settings = &job->sequence->eviction.settings;
-    if (settings->policy->shared) {
-        int code = check_shared(prune, job, error);
-        if (code != 0)
-            return code;
-    }
-    fill_rows(prune, job);
-    return select_slots(
-        job->rows, job->rows_count, settings->scope, settings->floor, &prune->engine->prune.select, error);
-}
-
-/* ---- compaction ---- */
-
 /* What goes of a head whose row was selected. A slot that is empty goes too. */
 static struct kv_removal removal_of(const struct prune_job *job, const struct select_row *row) {
     if (row->kept == row->slots)
@@ -426,6 +449,37 @@ static struct kv_removal removal_of(const struct prune_job *job, const struct se
     return (struct kv_removal){.evict = evict};
 }
 
+/* The backend found what goes. */
+static void remove_worst(struct prune_job *job) {
+    uint32_t heads = engine_heads(job->sequence->engine), heads_a_row = heads / job->rows_count;
+    for (uint32_t i = 0; i < heads; i++) {
+        uint32_t head = i / heads_a_row * heads_a_row;
+        job->removals[i] = (struct kv_removal){.evict = is_over_by_one(job, head) ? job->worst[head] : KV_NO_SLOT};
+    }
+}
+
+static int select_job(struct prune *prune, struct prune_job *job, struct error *error) {
+    const struct policy_settings *settings = &job->sequence->eviction.settings;
+    if (settings->policy->shared) {
+        int code = check_shared(prune, job, error);
+        if (code != 0)
+            return code;
+    }
+    if (job->one) {
+        remove_worst(job);
+        return 0;
+    }
+    fill_rows(prune, job);
+    int code =
+        select_slots(job->rows, job->rows_count, settings->scope, settings->floor, &prune->engine->prune.select, error);
+    uint32_t heads_a_row = engine_heads(prune->engine) / job->rows_count;
+    for (uint32_t i = 0; i < engine_heads(prune->engine) && code == 0; i++)
+        job->removals[i] = removal_of(job, &job->rows[i / heads_a_row]);
+    return code;
+}
+
+/* ---- compaction ---- */
+
 /* Statistics follow their slots; what is not needed after the first prune goes. */
 static void follow(struct prune_job *job) {
     struct eviction *eviction = &job->sequence->eviction;
@@ -443,9 +497,6 @@ static void follow(struct prune_job *job) {
 static int compact(struct prune_job *job, struct error *error) {
     struct sequence *sequence = job->sequence;
     struct eviction *eviction = &sequence->eviction;
-    uint32_t heads = engine_heads(sequence->engine), heads_a_row = heads / job->rows_count;
-    for (uint32_t i = 0; i < heads; i++)
-        job->removals[i] = removal_of(job, &job->rows[i / heads_a_row]);
     int code = sequence_prepare_sinks(sequence, error);
     if (code == 0)
         code = kv_sequence_prune(sequence->kv, job->removals, error);
@@ -509,7 +560,7 @@ int engine_prune(struct engine *engine, struct sequence *const *sequences, uint3
 
 int sequence_scores(struct sequence *sequence, float *out, struct error *error) {
     struct engine *engine = sequence->engine;
-    struct prune prune = {.engine = engine};
+    struct prune prune = {.engine = engine, .show_scores = true};
     if (!sequence->eviction.evicts || sequence->swap != NULL || sequence_length(sequence) == 0)
         return error_set(error, ERROR_INVALID, "no policy scores this sequence");
     sequence->eviction.chosen = true;

@@ -144,10 +144,32 @@ static void clear_holes(const struct score_unit *unit, uint32_t head) {
     }
 }
 
+/* The layer as its stages see it: every head has scores. */
+static struct score_layer scored_layer(
+    const struct score_layer *layer, uint32_t kv_heads, struct score_scratch *scratch) {
+    struct score_layer scored = *layer;
+    float *scores = scratch->scores;
+    for (uint32_t head = 0; head < kv_heads; head++) {
+        scratch->heads[head] = layer->heads[head];
+        if (layer->heads[head].scores == NULL)
+            scratch->heads[head].scores = scores;
+        scores += score_round(layer->heads[head].view.slots);
+    }
+    scored.heads = scratch->heads;
+    return scored;
+}
+
+static void find_worst(const struct score_unit *unit, uint32_t head) {
+    const struct score_head *at = &unit->layer->heads[head];
+    if (at->worst != NULL)
+        *at->worst = unit->kernels->worst(at->scores, unit->scratch->slots[head].positions, at->view.slots);
+}
+
 static void score_work(void *context, uint32_t chunk, uint32_t thread) {
     const struct score_call *call = context;
-    const struct score_layer *layer = &call->layers[chunk];
     uint32_t kv_heads = call->pool->layout.kv_heads;
+    const struct score_layer scored = scored_layer(&call->layers[chunk], kv_heads, &call->state->scratch[thread]);
+    const struct score_layer *layer = &scored;
     const struct score_unit unit = {
         .cpu = call->cpu,
         .kernels = call->cpu->score,
@@ -169,8 +191,10 @@ static void score_work(void *context, uint32_t chunk, uint32_t thread) {
         for (uint32_t head = 0; head < (operation->whole_layer ? 1 : kv_heads); head++)
             operation->run(&unit, stage, head);
     }
-    for (uint32_t head = 0; head < kv_heads; head++)
+    for (uint32_t head = 0; head < kv_heads; head++) {
         clear_holes(&unit, head);
+        find_worst(&unit, head);
+    }
 }
 
 bool score_has_stage(const struct score_layer *layer, enum score_stage_kind kind) {

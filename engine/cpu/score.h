@@ -57,6 +57,10 @@ struct score_kernels {
      * for SCORE_PAD entries before and after with positions far away. */
     void (*pool_max)(const int32_t *positions, const float *scores, uint32_t count, uint32_t reach, float *out);
 
+    /* The slot with the lowest score (NaN counts as -infinity), of equal ones the one with the lowest position; empty
+     * ones are left out. UINT32_MAX: there is no other. */
+    uint32_t (*worst)(const float *scores, const int32_t *positions, uint32_t count);
+
     /* On blocks. out [rows][16]: element r is the sum over columns c of m[r * row_stride + c * column_stride] times
      * x[c * x_stride + lane], by fma in ascending order of c. lower: row r has no columns beyond r. */
     void (*products)(const float *x, size_t x_stride, const float *m, size_t row_stride, size_t column_stride,
@@ -93,6 +97,8 @@ struct score_slots {
 /* What one thread works in. */
 struct score_scratch {
     struct score_slots *slots; /* [K] */
+    struct score_head *heads;  /* [K] the layer's, with scores that nobody will read here: */
+    float *scores;             /* [sum over heads of their slots, rounded up to 16] */
     int32_t *positions;        /* [sum over heads of their slots, rounded up to 16] */
     int32_t *near_positions;   /* [slots + 2 * SCORE_PAD] in order of position */
     float *near_scores;        /* the same */

@@ -388,6 +388,62 @@ SCORE_INLINE void score_values_block(
     }
 }
 
+/* The lowest score, or NaN when there is one. */
+static float score_lowest(const float *scores, uint32_t count) {
+    float low[SCORE_LANES];
+    uint32_t not_numbers[SCORE_LANES] = {0}, i = 0;
+    for (uint32_t lane = 0; lane < SCORE_LANES; lane++)
+        low[lane] = INFINITY;
+    for (; i + SCORE_LANES <= count; i += SCORE_LANES)
+        for (uint32_t lane = 0; lane < SCORE_LANES; lane++) {
+            float score = scores[i + lane];
+            low[lane] = score < low[lane] ? score : low[lane];
+            not_numbers[lane] |= score != score;
+        }
+    for (; i < count; i++) {
+        low[0] = scores[i] < low[0] ? scores[i] : low[0];
+        not_numbers[0] |= scores[i] != scores[i];
+    }
+    for (uint32_t lane = 1; lane < SCORE_LANES; lane++) {
+        low[0] = low[lane] < low[0] ? low[lane] : low[0];
+        not_numbers[0] |= not_numbers[lane];
+    }
+    return not_numbers[0] != 0 ? NAN : low[0];
+}
+
+/* The slot with the lowest position of those that score no more than `limit`, NaN included, in [first, end). */
+SCORE_INLINE void score_oldest(
+    const float *scores, const int32_t *positions, float limit, uint32_t first, uint32_t end, uint32_t *oldest) {
+    for (uint32_t i = first; i < end; i++)
+        if (!(scores[i] > limit) && positions[i] != KV_NO_POSITION &&
+            (*oldest == UINT32_MAX || positions[i] < positions[*oldest]))
+            *oldest = i;
+}
+
+static uint32_t score_worst(const float *scores, const int32_t *positions, uint32_t count) {
+    uint32_t worst = UINT32_MAX, i = 0;
+    float lowest = score_lowest(scores, count);
+    if (lowest != lowest) { /* of an empty slot, or such as no policy gives: they come before all numbers */
+        score_oldest(scores, positions, -INFINITY, 0, count, &worst);
+        if (worst != UINT32_MAX)
+            return worst;
+        lowest = INFINITY;
+        for (i = 0; i < count; i++)
+            lowest = scores[i] < lowest ? scores[i] : lowest;
+        score_oldest(scores, positions, lowest, 0, count, &worst);
+        return worst;
+    }
+    for (; i + SCORE_LANES <= count; i += SCORE_LANES) {
+        uint32_t hit = 0;
+        for (uint32_t lane = 0; lane < SCORE_LANES; lane++)
+            hit |= scores[i + lane] == lowest;
+        if (hit != 0)
+            score_oldest(scores, positions, lowest, i, i + SCORE_LANES, &worst);
+    }
+    score_oldest(scores, positions, lowest, i, count, &worst);
+    return worst;
+}
+
 static void score_keys_f32(const char *page, const char *ahead, uint32_t dim, float *block) {
     score_keys_block(KV_F32, page, ahead, dim, block);
 }
@@ -420,7 +476,7 @@ static void score_values_bf16(const char *page, const char *ahead, uint32_t dim,
         .scatter = score_scatter, .pool_max = score_pool, .products = score_products,                                  \
         .exact_products = score_exact_products, .squares = score_squares, .dots = score_dots,                          \
         .distances = score_distances, .drop_errors = score_drop_errors, .add_scaled = score_add_scaled,                \
-        .add_absolute = score_add_absolute, .halves = score_halves, .formats = {                                       \
+        .add_absolute = score_add_absolute, .halves = score_halves, .worst = score_worst, .formats = {                 \
             [KV_F32] = {score_keys_f32, score_values_f32},                                                             \
             [KV_F16] = {score_keys_f16, score_values_f16},                                                             \
             [KV_BF16] = {score_keys_bf16, score_values_bf16},                                                          \

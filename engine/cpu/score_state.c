@@ -97,6 +97,8 @@ static void *carve(char **at, size_t *bytes, size_t count, size_t item) {
 static size_t lay_out(const struct score_size *size, char *at, struct score_scratch *scratch) {
     size_t bytes = 0;
     scratch->slots = carve(&at, &bytes, size->kv_heads, sizeof *scratch->slots);
+    scratch->heads = carve(&at, &bytes, size->kv_heads, sizeof *scratch->heads);
+    scratch->scores = carve(&at, &bytes, size->layer_slots, sizeof *scratch->scores);
     scratch->positions = carve(&at, &bytes, size->layer_slots, sizeof *scratch->positions);
     scratch->near_positions = carve(&at, &bytes, size->slots + 2 * SCORE_PAD, sizeof *scratch->near_positions);
     scratch->near_scores = carve(&at, &bytes, size->slots + 2 * SCORE_PAD, sizeof *scratch->near_scores);
