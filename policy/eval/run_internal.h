@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What run.c (prompts, waves, results) and run_decode.c (steps) share.
+ * What run.c (prompts, waves), run_decode.c (steps) and run_results.c share.
  *
  * A lane is one variant of the question; a wave is the lanes that are in the pool at the same time. A branch is a fork
  * of a lane after the question.
@@ -89,5 +89,10 @@ int first_results(struct eval_run *run, uint32_t row, struct sample_result out[2
 int open_branches(struct eval_run *run, struct lane *lane, const struct sample_result first[2], struct error *error);
 void measure_memory(struct eval_run *run, struct lane *lane, struct sequence *sequence);
 void branch_close(struct branch *branch);
+
+/* After the prune of the prompt: which positions the lane keeps. */
+int record_kept(struct eval_run *run, struct lane *lane, struct error *error);
+/* The results of a finished wave that are wanted; keeps those of `full` that others are compared with. */
+int emit_wave(struct eval_run *run, struct error *error);
 
 #endif

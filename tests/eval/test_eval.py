@@ -309,6 +309,7 @@ def test_own_questions_from_a_file(folder):
     (("--task", "needle", "--kv-ratio", "1.5"), "1.5"),
     (("--task", "needle", "--length", "100000"), "100000"),
     (("--task", "needle", "--csv", "/nonexistent/x"), "cannot write /nonexistent/x"),
+    (("--task", "needle", "--batch-tokens", "3"), "--batch-tokens"),
     ((), "task"),
 ])
 def test_refusals_say_why(options, words):

@@ -307,7 +307,7 @@ static void waves_change_nothing(void **state) {
         struct eval_results plenty = run_all(&bench, bench.engine, answers == 1);
         for (int way = 0; way < 3; way++) {
             size_t bytes = way == 0 ? 64 << 20 : way == 1 ? 7 * sequence_bytes : 5 * sequence_bytes;
-            struct engine *small = open_engine(bench.model, bytes, way == 0 ? 7 : 64, way == 2);
+            struct engine *small = open_engine(bench.model, bytes, way == 0 ? 4 : 64, way == 2);
             struct eval_results few = run_all(&bench, small, answers == 1);
             compare_results(&plenty, &few);
             eval_results_free(&few);
