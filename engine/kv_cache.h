@@ -128,8 +128,8 @@ int kv_sequence_restore(struct kv_sequence *sequence, const void *host, struct e
 /* Pages that restoring takes, or would take if it were saved now. */
 uint64_t kv_sequence_pages_saved(const struct kv_sequence *sequence);
 
-/* Gives an empty sequence the longest published prefix of tokens [count], at most `limit` tokens: returns how many
- * tokens it now holds (a multiple of 16; 0 when nothing matched or sharing is off). */
+/* Gives an empty sequence the longest published prefix of tokens [count], at most `limit` tokens, that the available
+ * pages allow: returns how many tokens it now holds (a multiple of 16; 0 when nothing matched or sharing is off). */
 uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *tokens, uint32_t count, uint32_t limit);
 /* What adopt would return, and how many of those pages are held by nobody now (they would leave the free ones). */
 uint32_t kv_cache_match_prefix(

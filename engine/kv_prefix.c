@@ -36,17 +36,32 @@ static uint32_t blocks_within(uint32_t count, uint32_t limit) {
     return (count < limit ? count : limit) / KV_PAGE_SLOTS;
 }
 
+static uint32_t unheld_of_block(const struct prefix_index *index, uint32_t block) {
+    return index->pages_a_block - index->blocks[block].pages_held;
+}
+
+/* The same as far as there are available pages: those that nobody holds leave them when the prefix is taken. */
+static uint32_t find_prefix(
+    const struct kv_pages *pages, const int32_t *tokens, uint32_t most, uint32_t *last, uint32_t *unheld_pages) {
+    const struct prefix_index *index = pages->index;
+    uint32_t blocks = match_blocks(index, tokens, most, last);
+    *unheld_pages = 0;
+    for (uint32_t block = *last; block != PREFIX_NO_BLOCK; block = index->blocks[block].parent)
+        *unheld_pages += unheld_of_block(index, block);
+    for (; *unheld_pages > kv_pages_available(pages); blocks--) {
+        *unheld_pages -= unheld_of_block(index, *last);
+        *last = index->blocks[*last].parent;
+    }
+    return blocks;
+}
+
 uint32_t kv_cache_match_prefix(
     struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t *unheld_pages) {
-    const struct prefix_index *index = cache->pages.index;
-    *unheld_pages = 0;
-    if (index == NULL)
-        return 0;
     uint32_t last;
-    uint32_t blocks = match_blocks(index, tokens, blocks_within(count, limit), &last);
-    for (uint32_t block = last; block != PREFIX_NO_BLOCK; block = index->blocks[block].parent)
-        *unheld_pages += index->pages_a_block - index->blocks[block].pages_held;
-    return blocks * KV_PAGE_SLOTS;
+    *unheld_pages = 0;
+    if (cache->pages.index == NULL)
+        return 0;
+    return find_prefix(&cache->pages, tokens, blocks_within(count, limit), &last, unheld_pages) * KV_PAGE_SLOTS;
 }
 
 static void hold_block(struct kv_sequence *sequence, uint32_t number, uint32_t block) {
@@ -62,8 +77,8 @@ uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *t
     struct kv_pages *pages = &sequence->cache->pages;
     if (pages->index == NULL || sequence->length > 0)
         return 0;
-    uint32_t last;
-    uint32_t blocks = match_blocks(pages->index, tokens, blocks_within(count, limit), &last);
+    uint32_t last, unheld;
+    uint32_t blocks = find_prefix(pages, tokens, blocks_within(count, limit), &last, &unheld);
     for (uint32_t i = 0; i < pages->heads; i++)
         if (kv_head_reserve_pages(&sequence->heads[i], blocks) != 0)
             return 0; /* computing the prefix instead is always possible */

@@ -86,6 +86,7 @@ void twin_free(struct twin *twin) {
     for (uint32_t h = 0; h < MODEL_HEADS; h++)
         free(twin->heads[h].slots);
     free(twin->tokens);
+    free(twin->saved);
     free(twin);
 }
 
@@ -205,6 +206,85 @@ int twin_evict(struct twin *twin, uint32_t h, uint32_t slot) {
     return 0;
 }
 
+/* The slots of a head after a prune: those below count that stay are where they were, the others fill the gaps. */
+static void prune_head(struct model_head *head, const uint32_t *keep, uint32_t count) {
+    struct model_slot *slots = malloc((count + 1) * sizeof *slots);
+    uint32_t marked = KV_NO_SLOT, next = 0;
+    bool *stays = calloc(head->count + 1, sizeof *stays);
+    for (uint32_t i = 0; i < count; i++)
+        stays[keep[i]] = true;
+    while (next < count && keep[next] < count)
+        next++;
+    for (uint32_t place = 0; place < count; place++) {
+        uint32_t from = stays[place] ? place : keep[next++];
+        slots[place] = head->slots[from];
+        if (from == head->marked)
+            marked = place;
+    }
+    free(stays);
+    free(head->slots);
+    head->slots = slots;
+    head->count = count;
+    head->marked = marked;
+}
+
+int twin_prune(struct twin *twin, const struct kv_removal *removals) {
+    uint32_t available = kv_cache_pages_free(twin->real->cache);
+    int code = kv_sequence_prune(twin->real, removals, NULL);
+    failing_malloc_disarm();
+    if (code != 0) {
+        REQUIRE(kv_cache_pages_free(twin->real->cache) == available);
+        return code;
+    }
+    for (uint32_t h = 0; h < MODEL_HEADS; h++) {
+        struct model_head *head = &twin->heads[h];
+        const struct kv_removal *removal = &removals[h];
+        if (removal->keep != NULL && removal->count < head->count) {
+            prune_head(head, removal->keep, removal->count);
+            twin->pruned = true;
+        } else if (removal->keep == NULL && removal->evict != KV_NO_SLOT) {
+            head->marked = removal->evict;
+            head->slots[removal->evict].position = KV_NO_POSITION;
+            twin->pruned = true;
+        }
+    }
+    return 0;
+}
+
+int twin_charge(struct twin *twin, size_t bytes) {
+    const struct kv_cache *cache = twin->real->cache;
+    uint32_t available = kv_cache_pages_free(cache);
+    int code = kv_sequence_charge(twin->real, bytes, NULL);
+    if (code == 0)
+        twin->charged = bytes;
+    else
+        REQUIRE(code == ERROR_PAGES && bytes > twin->charged && kv_cache_pages_free(cache) == available);
+    return code;
+}
+
+void twin_save(struct twin *twin) {
+    size_t page_bytes = kv_cache_pool(twin->real->cache)->page_bytes;
+    uint64_t pages = kv_sequence_pages_saved(twin->real);
+    REQUIRE(pages == kv_sequence_pages_held(twin->real));
+    twin->saved = malloc(pages * page_bytes + 1);
+    kv_sequence_save(twin->real, twin->saved);
+    REQUIRE(kv_sequence_pages_held(twin->real) == 0 && kv_sequence_pages_saved(twin->real) == pages);
+}
+
+int twin_restore(struct twin *twin) {
+    const struct kv_cache *cache = twin->real->cache;
+    uint32_t available = kv_cache_pages_free(cache);
+    uint64_t needed = kv_sequence_pages_saved(twin->real);
+    int code = kv_sequence_restore(twin->real, twin->saved, NULL);
+    REQUIRE((code == ERROR_PAGES) == (needed > available));
+    REQUIRE(kv_cache_pages_free(cache) == (code == 0 ? available - needed : available));
+    if (code != 0)
+        return code;
+    free(twin->saved);
+    twin->saved = NULL;
+    return 0;
+}
+
 void twin_publish(struct twin *twin) {
     uint32_t available = kv_cache_pages_free(twin->real->cache);
     kv_sequence_publish(twin->real, twin->tokens);
@@ -251,6 +331,8 @@ void twin_compare_head(const struct twin *twin, uint32_t h) {
     kv_sequence_order(twin->real, layer, kv_head, numbers);
     compare_order(head, numbers);
     free(numbers);
+    if (twin->saved != NULL)
+        return;
 
     uint32_t end = (head->count + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
     for (uint32_t at = 0; at < end; at++)
@@ -264,7 +346,7 @@ void twin_compare(const struct twin *twin) {
         slots += twin->heads[h].count;
         pages += (twin->heads[h].count + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
     }
-    REQUIRE(kv_sequence_pages_held(twin->real) == pages);
+    REQUIRE(kv_sequence_pages_held(twin->real) == (twin->saved != NULL ? 0 : pages));
     REQUIRE(kv_sequence_slots_held(twin->real) == slots);
 }
 
@@ -273,7 +355,7 @@ static uint32_t count_held(const struct kv_cache *cache, struct twin *const *twi
     bool *seen = calloc(kv_cache_pages_total(cache), sizeof *seen);
     uint32_t held = 0;
     for (uint32_t t = 0; t < count; t++)
-        for (uint32_t h = 0; h < MODEL_HEADS; h++) {
+        for (uint32_t h = 0; h < MODEL_HEADS && twins[t]->saved == NULL; h++) {
             struct kv_head_view views[MODEL_KV_HEADS];
             kv_sequence_views(twins[t]->real, h / MODEL_KV_HEADS, views);
             const struct kv_head_view *view = &views[h % MODEL_KV_HEADS];
@@ -287,8 +369,13 @@ static uint32_t count_held(const struct kv_cache *cache, struct twin *const *twi
 }
 
 void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t count) {
+    size_t charged = 0, page_bytes = kv_cache_pool(cache)->page_bytes;
+    for (uint32_t t = 0; t < count; t++)
+        charged += twins[t]->charged;
+    REQUIRE(kv_cache_charged(cache) == charged);
     REQUIRE(kv_cache_check(cache));
-    REQUIRE(kv_cache_pages_free(cache) + count_held(cache, twins, count) == kv_cache_pages_total(cache));
+    REQUIRE(kv_cache_pages_free(cache) + count_held(cache, twins, count) + (charged + page_bytes - 1) / page_bytes ==
+            kv_cache_pages_total(cache));
     for (uint32_t i = 0; cache->pages.poison_free && i < cache->pages.free_count; i++)
         REQUIRE(plain_is_poisoned(kv_cache_pool(cache), cache->pages.free_list[i]));
 }

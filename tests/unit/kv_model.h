@@ -39,6 +39,8 @@ struct twin {
     uint64_t content; /* of the last token */
     uint32_t length;
     bool pruned;
+    size_t charged; /* bytes */
+    void *saved;    /* contents of its pages, while it holds none */
     struct model_head heads[MODEL_HEADS];
 };
 
@@ -52,6 +54,11 @@ void twin_free(struct twin *twin);
 int twin_append(struct twin *twin, const int32_t *tokens, uint32_t count);
 int twin_keep(struct twin *twin, uint32_t head, const uint32_t *slots, uint32_t count);
 int twin_evict(struct twin *twin, uint32_t head, uint32_t slot);
+int twin_prune(struct twin *twin, const struct kv_removal *removals); /* [MODEL_HEADS] */
+int twin_charge(struct twin *twin, size_t bytes);
+/* Between the two a twin may only be charged, compared as far as it goes, and freed. */
+void twin_save(struct twin *twin);
+int twin_restore(struct twin *twin);
 void twin_publish(struct twin *twin);
 uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit);
 
@@ -59,8 +66,8 @@ uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, ui
 void twin_compare_head(const struct twin *twin, uint32_t head);
 void twin_compare(const struct twin *twin);
 
-/* Requires that kv_cache_check is content, that pages free and pages held by twins [count] make up the pool, and that
- * the pages of the free list are poisoned, unless the cache does not do that. */
+/* Requires that kv_cache_check is content, that pages free, pages held by twins [count] and pages that their charges
+ * stand for make up the pool, and that the pages of the free list are poisoned, unless the cache does not do that. */
 void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t count);
 
 #endif

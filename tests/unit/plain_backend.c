@@ -19,6 +19,11 @@ static void plain_release(struct backend *backend, void *memory) {
     free(memory);
 }
 
+static void plain_copy(struct backend *backend, void *to, const void *from, size_t bytes) {
+    (void)backend;
+    memcpy(to, from, bytes);
+}
+
 static float *page_start(const struct kv_pool *pool, uint32_t page) {
     return (float *)((char *)pool->base + page * pool->page_bytes);
 }
@@ -91,6 +96,8 @@ void plain_backend_open(struct plain_backend *plain) {
         .name = "plain",
         .allocate = plain_allocate,
         .release = plain_release,
+        .upload = plain_copy,
+        .download = plain_copy,
         .copy_pages = plain_copy_pages,
         .move_slots = plain_move_slots,
         .clear_slots = plain_clear_slots,

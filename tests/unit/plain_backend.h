@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A backend in plain memory that can do just what the KV cache asks of it: allocate, copy, move, clear and poison, for
- * KV_F32. Every other operation is absent (NULL).
+ * A backend in plain memory that can do just what the KV cache asks of it: allocate, upload, download, copy, move,
+ * clear and poison, for KV_F32. Every other operation is absent (NULL).
  */
 #ifndef TESTS_PLAIN_BACKEND_H
 #define TESTS_PLAIN_BACKEND_H

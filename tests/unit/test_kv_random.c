@@ -26,6 +26,7 @@ struct run {
     int32_t documents[DOCUMENTS][DOCUMENT_TOKENS];
     /* What happened, so that a run that tests nothing fails: */
     uint32_t out_of_pages, out_of_memory, adopted, reused, preempted, keeps_refused, taken_back;
+    uint32_t prunes, prunes_refused, swapped, charged;
 };
 
 static uint32_t draw(struct run *run, uint32_t below) {
@@ -116,13 +117,28 @@ static void step_create(struct run *run) {
     add_twin(run, tokens, shared + own);
 }
 
-static void step_append(struct run *run) {
+/* A twin that is not swapped out, or is so no more; NULL when it cannot come back. */
+static struct twin *pick_ready(struct run *run) {
     struct twin *twin = run->twins[pick(run)];
+    if (twin->saved == NULL)
+        return twin;
+    int code = twin_restore(twin);
+    if (code != 0) {
+        note_code(run, code);
+        return NULL;
+    }
+    twin_compare(twin);
+    run->swapped++;
+    return twin;
+}
+
+static void step_append(struct run *run) {
+    struct twin *twin = pick_ready(run);
     int32_t tokens[64];
     uint32_t count = draw(run, 3) > 0 ? 1 : 1 + draw(run, 64);
     for (uint32_t i = 0; i < count; i++)
         tokens[i] = (int32_t)draw(run, 1000);
-    if (twin->length + count > TOKENS_MAX)
+    if (twin == NULL || twin->length + count > TOKENS_MAX)
         return;
     if (count == 1)
         for (uint32_t h = 0; h < MODEL_HEADS; h++)
@@ -135,7 +151,9 @@ static void step_append(struct run *run) {
 }
 
 static void step_fork(struct run *run) {
-    const struct twin *twin = run->twins[pick(run)];
+    const struct twin *twin = pick_ready(run);
+    if (twin == NULL)
+        return;
     arm(run);
     struct twin *fork = twin_fork(twin);
     disarm(run, fork == NULL);
@@ -161,21 +179,21 @@ static int keep_some(struct run *run, struct twin *twin, uint32_t h, uint32_t pe
 }
 
 static void step_keep(struct run *run) {
-    struct twin *twin = run->twins[pick(run)];
+    struct twin *twin = pick_ready(run);
     uint32_t percent = draw(run, 8) == 0 ? 100 * draw(run, 2) : 1 + draw(run, 99);
     uint32_t leading = draw(run, 2) == 0 ? draw(run, 64) : 0;
     uint32_t first = draw(run, MODEL_HEADS), end = draw(run, 3) == 0 ? first + 1 : first + MODEL_HEADS;
     int code = 0;
-    for (uint32_t h = first; code == 0 && h < end; h++)
+    for (uint32_t h = first; twin != NULL && code == 0 && h < end; h++)
         code = keep_some(run, twin, h % MODEL_HEADS, percent, leading);
     note_code(run, code);
 }
 
 static void step_evict(struct run *run) {
-    struct twin *twin = run->twins[pick(run)];
+    struct twin *twin = pick_ready(run);
     uint32_t end = 1 + draw(run, MODEL_HEADS);
     int code = 0;
-    for (uint32_t h = 0; code == 0 && h < end; h++) {
+    for (uint32_t h = 0; twin != NULL && code == 0 && h < end; h++) {
         if (twin->heads[h].count == 0 || twin->heads[h].marked != KV_NO_SLOT)
             continue;
         arm(run);
@@ -183,6 +201,54 @@ static void step_evict(struct run *run) {
         disarm(run, code == ERROR_MEMORY);
         twin_compare_head(twin, h);
     }
+    note_code(run, code);
+}
+
+/* What goes of one head: nothing, one slot that is marked, or what a list leaves out. */
+static struct kv_removal draw_removal(struct run *run, const struct model_head *head, uint32_t *keep) {
+    struct kv_removal removal = {.evict = KV_NO_SLOT};
+    uint32_t kind = draw(run, 4), percent = draw(run, 101);
+    if (head->count == 0 || kind == 0)
+        return removal;
+    if (kind == 1 && head->marked == KV_NO_SLOT) {
+        removal.evict = draw(run, head->count);
+        return removal;
+    }
+    removal.keep = keep;
+    for (uint32_t i = 0; i < head->count; i++)
+        if (draw(run, 100) < percent)
+            keep[removal.count++] = i;
+    return removal;
+}
+
+static void step_prune(struct run *run) {
+    static uint32_t keep[MODEL_HEADS][TOKENS_MAX];
+    struct kv_removal removals[MODEL_HEADS];
+    struct twin *twin = pick_ready(run);
+    if (twin == NULL)
+        return;
+    for (uint32_t h = 0; h < MODEL_HEADS; h++)
+        removals[h] = draw_removal(run, &twin->heads[h], keep[h]);
+    arm(run);
+    int code = twin_prune(twin, removals);
+    disarm(run, code == ERROR_MEMORY);
+    run->prunes++;
+    run->prunes_refused += code == ERROR_PAGES;
+    twin_compare(twin);
+    note_code(run, code);
+}
+
+static void step_swap(struct run *run) {
+    struct twin *twin = run->twins[pick(run)];
+    if (twin->saved == NULL)
+        twin_save(twin);
+    twin_compare(twin);
+}
+
+static void step_charge(struct run *run) {
+    struct twin *twin = run->twins[pick(run)];
+    int code = twin_charge(twin, draw(run, 3) == 0 ? 0 : draw(run, 3000));
+    run->charged += code == 0;
     note_code(run, code);
 }
 
@@ -199,6 +265,12 @@ static void step_preempt(struct run *run) {
     run->preempted++;
 }
 
+static void step_publish(struct run *run) {
+    struct twin *twin = pick_ready(run);
+    if (twin != NULL)
+        twin_publish(twin);
+}
+
 static void step(struct run *run) {
     uint32_t choice = draw(run, 100);
     if (run->twins_count == 0 || (choice < 12 && run->twins_count < TWINS_MAX))
@@ -213,8 +285,14 @@ static void step(struct run *run) {
         step_evict(run);
     else if (choice < 47)
         step_preempt(run);
-    else if (choice < 55)
-        twin_publish(run->twins[pick(run)]);
+    else if (choice < 53)
+        step_prune(run);
+    else if (choice < 56)
+        step_swap(run);
+    else if (choice < 59)
+        step_charge(run);
+    else if (choice < 66)
+        step_publish(run);
     else
         step_append(run);
 }
@@ -249,11 +327,12 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
     REQUIRE(kv_cache_pages_free(run.cache) == pages);
     print_message(
         "seed %llu: out of pages %u, out of memory %u, adopted %u, reused %u, preempted %u, keeps refused %u, copied "
-        "%llu, taken back %u\n",
+        "%llu, taken back %u, prunes %u, refused %u, swapped %u, charged %u\n",
         (unsigned long long)seed, run.out_of_pages, run.out_of_memory, run.adopted, run.reused, run.preempted,
-        run.keeps_refused, (unsigned long long)run.plain.pages_copied, run.taken_back);
+        run.keeps_refused, (unsigned long long)run.plain.pages_copied, run.taken_back, run.prunes, run.prunes_refused,
+        run.swapped, run.charged);
     REQUIRE(run.out_of_pages > 100 && run.out_of_memory > 20 && run.reused > 100 && run.preempted > 100);
-    REQUIRE(run.plain.pages_copied > 100);
+    REQUIRE(run.plain.pages_copied > 100 && run.prunes > 200 && run.swapped > 100 && run.charged > 100);
     REQUIRE(!sharing || (run.adopted > 1000 && run.taken_back > 50 && run.keeps_refused > 0));
     kv_cache_free(run.cache);
 }
