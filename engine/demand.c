@@ -90,8 +90,8 @@ static uint64_t statistics_pages(
     size_t page_bytes = kv_cache_pool(engine->cache)->page_bytes;
     size_t bytes = statistics_moments_bytes(&arrays, needs);
     bytes += heads * statistics_head_bytes(&arrays, needs, exact ? mean : statistics_room_for(mean));
-    if (settings->cache_positions && !first)
-        bytes += (size_t)heads * settings->sinks * shape->head_dim * sizeof(float);
+    if (settings->cache_positions) /* from just before the first prune on */
+        bytes += (size_t)heads * (settings->sinks < mean ? settings->sinks : mean) * shape->head_dim * sizeof(float);
     return (bytes + page_bytes - 1) / page_bytes;
 }
 

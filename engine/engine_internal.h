@@ -41,6 +41,7 @@ struct eviction {
     struct statistics *statistics; /* NULL: none are needed */
     double *layer_preferences;     /* [layers] of the first prune, cake; else NULL */
     float *gates;     /* [layers * kv_heads] of the first prune, rlkv and hybrid without a file; else NULL */
+    uint32_t sinks;   /* tokens that sink_keys are of, with cache_positions */
     bool sinks_saved; /* sink_keys are in host memory */
     float *sink_keys; /* device [layers * kv_heads][sinks][head_dim] unrotated, with cache_positions */
 };

@@ -2,8 +2,8 @@
  *
  * StreamingLLM's positions in the cache (Xiao 2024). The original rotates keys by their index in the cache. Only
  * distances matter to RoPE, and the recent tokens are contiguous, so that rotating the sinks forward by as many
- * positions as tokens were evicted behind them gives the same attention: sink i is at i + evicted, and everything else
- * stays where it is. Stored positions remain the original ones.
+ * positions as tokens were evicted gives the same attention: what is number i in the cache is at i + evicted, and that
+ * is where everything behind the sinks is already. Stored positions remain the original ones.
  */
 #include "engine/engine_internal.h"
 
@@ -11,13 +11,13 @@
 struct sink {
     uint32_t layer, head;
     uint32_t slot;
-    uint32_t position;
-    float *key; /* device [head_dim], unrotated */
+    uint32_t rank; /* number in the cache by position */
+    float *key;    /* device [head_dim], unrotated */
 };
 
 size_t sequence_sink_bytes(const struct sequence *sequence) {
     const struct engine *engine = sequence->engine;
-    size_t keys = (size_t)engine_heads(engine) * sequence->eviction.settings.sinks;
+    size_t keys = (size_t)engine_heads(engine) * sequence->eviction.sinks;
     return keys * engine->model->shape.head_dim * sizeof(float);
 }
 
@@ -26,16 +26,16 @@ typedef int (*sink_visit)(struct sequence *sequence, const struct sink *sink, st
 static int visit_head(struct sequence *sequence, struct sink sink, sink_visit visit, struct error *error) {
     const struct model_shape *shape = &sequence->engine->model->shape;
     const uint32_t *positions = kv_sequence_slot_positions(sequence->kv, sink.layer, sink.head);
-    uint32_t sinks = sequence->eviction.settings.sinks;
+    uint32_t sinks = sequence->eviction.sinks;
     size_t first = ((size_t)sink.layer * shape->kv_heads + sink.head) * sinks;
-    for (uint32_t rank = 0; rank < sinks; rank++) {
-        sink.slot = kv_sequence_slot_of_rank(sequence->kv, sink.layer, sink.head, rank);
+    for (sink.rank = 0; sink.rank < sinks; sink.rank++) {
+        sink.slot = kv_sequence_slot_of_rank(sequence->kv, sink.layer, sink.head, sink.rank);
         if (sink.slot == KV_NO_SLOT)
             break;
-        sink.position = positions != NULL ? positions[sink.slot] : sink.slot;
-        if (sink.position >= sinks)
+        uint32_t position = positions != NULL ? positions[sink.slot] : sink.slot;
+        if (position >= sinks)
             break;
-        sink.key = sequence->eviction.sink_keys + (first + sink.position) * shape->head_dim;
+        sink.key = sequence->eviction.sink_keys + (first + position) * shape->head_dim;
         int code = visit(sequence, &sink, error);
         if (code != 0)
             return code;
@@ -72,8 +72,7 @@ static int rotate(struct sequence *sequence, const struct sink *sink, struct err
     struct engine *engine = sequence->engine;
     struct rope_params rope = transformer_rope(engine->transformer);
     struct kv_head_view view = kv_sequence_view(sequence->kv, sink->layer, sink->head);
-    uint32_t to =
-        sink->position + sequence_length(sequence) - kv_sequence_tokens(sequence->kv, sink->layer, sink->head);
+    uint32_t to = sink->rank + sequence_length(sequence) - kv_sequence_tokens(sequence->kv, sink->layer, sink->head);
     engine_operations(engine)->rotate_slots(
         engine->backend, kv_cache_pool(engine->cache), &rope, view.pages, &sink->slot, sink->key, &to, 1);
     return 0;
@@ -81,6 +80,8 @@ static int rotate(struct sequence *sequence, const struct sink *sink, struct err
 
 static int keep_unrotated(struct sequence *sequence, struct error *error) {
     struct engine *engine = sequence->engine;
+    uint32_t sinks = sequence->eviction.settings.sinks, length = sequence_length(sequence);
+    sequence->eviction.sinks = sinks < length ? sinks : length;
     size_t bytes = sequence_sink_bytes(sequence);
     int code = kv_sequence_charge(sequence->kv, sequence_device_bytes(sequence) + bytes, error);
     if (code != 0 || bytes == 0)

@@ -54,6 +54,7 @@ static int fork_eviction(struct sequence *fork, const struct sequence *sequence)
     to->prompt_tokens = from->prompt_tokens;
     to->handled = from->handled;
     to->pruned = from->pruned;
+    to->sinks = from->sinks;
     if (kv_sequence_charge(fork->kv, kv_sequence_charged(sequence->kv), NULL) != 0)
         return ERROR_PAGES;
     const struct engine *engine = fork->engine;
