@@ -40,24 +40,27 @@ static uint64_t slots_at(const struct moment *moment, uint32_t budget) {
     return slots < moment->tokens ? slots : moment->tokens;
 }
 
-/* Budgets without gates say how many heads keep everything, not which. */
+/* How many heads keep everything does not depend on the gates: where they are not known yet, any will do. */
 static struct holding hold_gated(
     const struct engine *engine, const struct policy_settings *settings, const struct moment *moment) {
     struct holding holding = {0};
     uint32_t heads = engine_heads(engine);
     uint32_t *budgets = malloc(heads * sizeof *budgets);
+    float *gates = calloc(heads, sizeof *gates);
     struct budget_input input = {
         .settings = settings,
         .layers = engine->model->shape.layers,
         .kv_heads = engine->model->shape.kv_heads,
         .seen = moment->seen,
-        .gates = settings->gates != NULL ? settings->gates->values : NULL,
+        .gates = settings->gates != NULL ? settings->gates->values : gates,
     };
-    if (budgets != NULL)
+    bool known = budgets != NULL && gates != NULL;
+    if (known)
         budget_allocate(&input, budgets);
     for (uint32_t i = 0; i < heads; i++)
-        hold(&holding, slots_at(moment, budgets != NULL ? budgets[i] : UINT32_MAX));
+        hold(&holding, slots_at(moment, known ? budgets[i] : UINT32_MAX));
     free(budgets);
+    free(gates);
     return holding;
 }
 
@@ -74,8 +77,17 @@ static struct holding hold_all(
     return holding;
 }
 
+/* Room that a head's arrays have for `slots` slots after prunes: those of the prompt stay while they are not much too
+ * large. */
+static uint32_t room_after(const struct policy_settings *settings, uint32_t slots, uint32_t prompt_slots) {
+    uint32_t room = statistics_room_for(slots);
+    bool same = policy_needs(settings, true) == policy_needs(settings, false);
+    return same && prompt_slots > room && prompt_slots < 2 * room ? prompt_slots : room;
+}
+
+/* Of statistics with room for `room` slots a head, as they are until the first prune or after it. */
 static uint64_t statistics_pages(
-    const struct engine *engine, const struct policy_settings *settings, bool first, uint64_t slots, bool exact) {
+    const struct engine *engine, const struct policy_settings *settings, bool first, uint32_t room) {
     const struct model_shape *shape = &engine->model->shape;
     uint32_t needs = policy_needs(settings, first), heads = engine_heads(engine);
     struct statistics_shape arrays = {
@@ -86,12 +98,11 @@ static uint64_t statistics_pages(
         .window = settings->window,
         .history = settings->history,
     };
-    uint32_t mean = (uint32_t)((slots + heads - 1) / heads);
     size_t page_bytes = kv_cache_pool(engine->cache)->page_bytes;
     size_t bytes = statistics_moments_bytes(&arrays, needs);
-    bytes += heads * statistics_head_bytes(&arrays, needs, exact ? mean : statistics_room_for(mean));
+    bytes += heads * statistics_head_bytes(&arrays, needs, room);
     if (settings->cache_positions) /* from just before the first prune on */
-        bytes += (size_t)heads * (settings->sinks < mean ? settings->sinks : mean) * shape->head_dim * sizeof(float);
+        bytes += (size_t)heads * (settings->sinks < room ? settings->sinks : room) * shape->head_dim * sizeof(float);
     return (bytes + page_bytes - 1) / page_bytes;
 }
 
@@ -103,14 +114,17 @@ struct sequence_demand engine_demand(
     if (settings == NULL || settings->policy == NULL || policy_settings_keep_all(settings))
         return (struct sequence_demand){heads * pages_for(prompt_tokens), heads * pages_for(tokens)};
     struct sequence_demand demand;
-    uint64_t peak = demand_prompt_slots(settings, prompt_tokens);
-    demand.peak_pages = heads * pages_for(peak) + statistics_pages(engine, settings, true, heads * peak, true);
+    uint32_t peak = demand_prompt_slots(settings, prompt_tokens);
+    demand.peak_pages = heads * pages_for(peak) + statistics_pages(engine, settings, true, peak);
     struct moment moment = {tokens, tokens > prompt_tokens ? settings->interval : 0, tokens};
     if (settings->frozen_prompt)
         moment = (struct moment){prompt_tokens, tokens - prompt_tokens, tokens};
     struct holding holding = hold_all(engine, settings, &moment);
     demand.pages = holding.pages;
-    if (!settings->frozen_prompt)
-        demand.pages += statistics_pages(engine, settings, holding.slots == heads * tokens, holding.slots, false);
+    if (settings->frozen_prompt)
+        return demand;
+    bool pruned = holding.slots < heads * tokens;
+    uint32_t mean = (uint32_t)((holding.slots + heads - 1) / heads);
+    demand.pages += statistics_pages(engine, settings, !pruned, room_after(settings, mean, peak));
     return demand;
 }
