@@ -161,6 +161,37 @@ static void explicit_actions_take_statistics_along(void **state) {
     close_engine(engine);
 }
 
+/* At decode the slot that goes waits for the next token: nothing else moves, and no page comes or goes. */
+static void a_decode_step_reuses_the_slot_that_went(void **state) {
+    (void)state;
+    static const char *const policies[] = {
+        "streaming,tokens=24", "h2o,tokens=24", "tova,tokens=24", "snapkv,tokens=24,window=8"};
+    struct engine *engine = open_engine(64, false);
+    for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
+        struct stream *stream = stream_create(engine, policies[i], 1, 50, 90);
+        struct kv_sequence *kv = sequence_kv(stream->sequence);
+        uint32_t before[4][32] = {0}, after[32], went = 0;
+        while (streams_step(&stream, 1, 50)) {
+            uint32_t pages = kv_sequence_pages_held(kv);
+            for (uint32_t head = 0; head < 4; head++) {
+                uint32_t slots = kv_sequence_slots(kv, head / 2, head % 2), changed = 0;
+                kv_sequence_positions(kv, head / 2, head % 2, after);
+                assert_int_equal(kv_sequence_tokens(kv, head / 2, head % 2), 24);
+                assert_int_equal(slots, stream->done == 50 ? 24 : 25);
+                for (uint32_t slot = 0; slot < slots && stream->done > 51; slot++)
+                    changed += after[slot] != before[head][slot];
+                assert_true(changed <= 2); /* where the token came and where one went, which may be the same */
+                went += changed;
+                memcpy(before[head], after, slots * sizeof after[0]);
+            }
+            assert_int_equal(pages, 4 * 2);
+        }
+        assert_true(went > 100);
+        stream_free(stream);
+    }
+    close_engine(engine);
+}
+
 /* ---- what it takes ---- */
 
 static uint32_t pages_taken(const struct engine *engine) {
@@ -458,6 +489,7 @@ int main(void) {
         cmocka_unit_test(prunes_are_due_by_the_schedule),
         cmocka_unit_test(policies_are_chosen_once_and_in_time),
         cmocka_unit_test(explicit_actions_take_statistics_along),
+        cmocka_unit_test(a_decode_step_reuses_the_slot_that_went),
         cmocka_unit_test(demand_is_what_is_taken),
         cmocka_unit_test(a_pruned_sequence_outgrows_the_pool),
         cmocka_unit_test(a_prune_without_pages_waits),
