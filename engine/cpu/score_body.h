@@ -388,27 +388,20 @@ SCORE_INLINE void score_values_block(
     }
 }
 
+SCORE_INLINE struct lanes score_some(const float *scores, uint32_t i, uint32_t count) {
+    return count - i >= LANES ? lanes_load(scores + i) : lanes_load_part(scores + i, count - i, INFINITY);
+}
+
 /* The lowest score, or NaN when there is one. */
 static float score_lowest(const float *scores, uint32_t count) {
-    float low[SCORE_LANES];
-    uint32_t not_numbers[SCORE_LANES] = {0}, i = 0;
-    for (uint32_t lane = 0; lane < SCORE_LANES; lane++)
-        low[lane] = INFINITY;
-    for (; i + SCORE_LANES <= count; i += SCORE_LANES)
-        for (uint32_t lane = 0; lane < SCORE_LANES; lane++) {
-            float score = scores[i + lane];
-            low[lane] = score < low[lane] ? score : low[lane];
-            not_numbers[lane] |= score != score;
-        }
-    for (; i < count; i++) {
-        low[0] = scores[i] < low[0] ? scores[i] : low[0];
-        not_numbers[0] |= scores[i] != scores[i];
+    struct lanes low = lanes_set(INFINITY), least = lanes_set(-INFINITY);
+    uint32_t numbers = 0xffff;
+    for (uint32_t i = 0; i < count; i += LANES) {
+        struct lanes x = score_some(scores, i, count);
+        low = lanes_min(x, low);
+        numbers &= lanes_at_least(x, least);
     }
-    for (uint32_t lane = 1; lane < SCORE_LANES; lane++) {
-        low[0] = low[lane] < low[0] ? low[lane] : low[0];
-        not_numbers[0] |= not_numbers[lane];
-    }
-    return not_numbers[0] != 0 ? NAN : low[0];
+    return numbers != 0xffff ? NAN : -lanes_maximum(lanes_sub(lanes_set(-0.0f), low));
 }
 
 /* The slot with the lowest position of those that score no more than `limit`, NaN included, in [first, end). */
@@ -433,14 +426,9 @@ static uint32_t score_worst(const float *scores, const int32_t *positions, uint3
         score_oldest(scores, positions, lowest, 0, count, &worst);
         return worst;
     }
-    for (; i + SCORE_LANES <= count; i += SCORE_LANES) {
-        uint32_t hit = 0;
-        for (uint32_t lane = 0; lane < SCORE_LANES; lane++)
-            hit |= scores[i + lane] == lowest;
-        if (hit != 0)
-            score_oldest(scores, positions, lowest, i, i + SCORE_LANES, &worst);
-    }
-    score_oldest(scores, positions, lowest, i, count, &worst);
+    for (struct lanes limit = lanes_set(lowest); i < count; i += LANES)
+        if (lanes_at_least(limit, score_some(scores, i, count)) != 0)
+            score_oldest(scores, positions, lowest, i, count - i < LANES ? count : i + LANES, &worst);
     return worst;
 }
 
