@@ -77,14 +77,6 @@ static struct holding hold_all(
     return holding;
 }
 
-/* Room that a head's arrays have for `slots` slots after prunes: those of the prompt stay while they are not much too
- * large. */
-static uint32_t room_after(const struct policy_settings *settings, uint32_t slots, uint32_t prompt_slots) {
-    uint32_t room = statistics_room_for(slots);
-    bool same = policy_needs(settings, true) == policy_needs(settings, false);
-    return same && prompt_slots > room && prompt_slots < 2 * room ? prompt_slots : room;
-}
-
 /* Of statistics with room for `room` slots a head, as they are until the first prune or after it. */
 static uint64_t statistics_pages(
     const struct engine *engine, const struct policy_settings *settings, bool first, uint32_t room) {
@@ -125,6 +117,6 @@ struct sequence_demand engine_demand(
         return demand;
     bool pruned = holding.slots < heads * tokens;
     uint32_t mean = (uint32_t)((holding.slots + heads - 1) / heads);
-    demand.pages += statistics_pages(engine, settings, !pruned, room_after(settings, mean, peak));
+    demand.pages += statistics_pages(engine, settings, !pruned, statistics_room_for(mean));
     return demand;
 }

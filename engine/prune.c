@@ -487,7 +487,8 @@ static void follow(struct prune_job *job) {
     if (eviction->statistics == NULL)
         return;
     if (needs != 0) {
-        statistics_prune(eviction->statistics, job->removals, job->slots, needs, job->statistics_work);
+        bool fit = job->seen >= eviction->prompt_tokens && (job->first || job->seen == eviction->prompt_tokens);
+        statistics_prune(eviction->statistics, job->removals, job->slots, needs, fit, job->statistics_work);
         return;
     }
     statistics_free(eviction->statistics);

@@ -282,11 +282,10 @@ static uint32_t slots_left(const struct kv_removal *removal, uint32_t slots_befo
 
 /* Smaller arrays for a head that can do with them. false: it keeps its own. */
 static bool replacement(const struct statistics *s, const struct kv_statistics *head, uint32_t slots, uint32_t needs,
-    struct kv_statistics *arrays, void **memory) {
+    bool fit, struct kv_statistics *arrays, void **memory) {
     uint32_t room = statistics_room_for(slots);
     *memory = NULL;
-    if (head->capacity <= room + room / 4 + 2 * KV_PAGE_SLOTS &&
-        (needs | STATISTIC_MOMENTS) == (head->needs | STATISTIC_MOMENTS))
+    if (head->capacity <= (fit ? room : 2 * room) && (needs | STATISTIC_MOMENTS) == (head->needs | STATISTIC_MOMENTS))
         return false;
     if (room > head->capacity)
         room = head->capacity;
@@ -341,7 +340,7 @@ static void drop_arrays(struct statistics *s) {
 }
 
 void statistics_prune(struct statistics *s, const struct kv_removal *removals, const uint32_t *slots_before,
-    uint32_t needs, void *space) {
+    uint32_t needs, bool fit, void *space) {
     uint32_t heads = heads_count(s), count = 0;
     struct prune_work work = {.moves = space};
     s->needs = needs;
@@ -356,7 +355,7 @@ void statistics_prune(struct statistics *s, const struct kv_removal *removals, c
     work.slots = (uint32_t *)(work.memory + heads);
     for (uint32_t i = 0; i < heads; i++) {
         uint32_t slots = slots_left(&removals[i], slots_before[i]);
-        bool replaced = replacement(s, &s->heads[i], slots, needs, &work.arrays[i], &work.memory[i]);
+        bool replaced = replacement(s, &s->heads[i], slots, needs, fit, &work.arrays[i], &work.memory[i]);
         if (!replaced && removals[i].keep == NULL && removals[i].evict == KV_NO_SLOT)
             continue;
         work.slots += plan_head(s, i, &removals[i], slots_before[i], &work, &work.moves[count]);

@@ -51,12 +51,12 @@ int statistics_reserve(
     struct statistics *statistics, const struct kv_sequence *kv, uint32_t count, uint32_t hint, struct error *error);
 
 /* Follows kv_sequence_prune of these removals: kv is as it was afterwards, slots_before [heads] as they were. needs:
- * what is needed from now on, a part of what was. Arrays with much more room than is left in use, or arrays that are no
- * longer needed, are given back; where there is no memory for smaller ones they stay. Cannot fail. `work`: room for
- * statistics_prune_work() bytes. */
+ * what is needed from now on, a part of what was. Arrays that are no longer needed, or with more room than
+ * statistics_room_for what is left (fit; else twice that), are given back; where there is no memory for smaller ones
+ * they stay. Cannot fail. `work`: room for statistics_prune_work() bytes. */
 size_t statistics_prune_work(const struct statistics *statistics, size_t slots); /* of all heads, before */
 void statistics_prune(struct statistics *statistics, const struct kv_removal *removals, const uint32_t *slots_before,
-    uint32_t needs, void *work);
+    uint32_t needs, bool fit, void *work);
 
 /* A head's listed slots stay, in their order, as kv_sequence_keep does. */
 void statistics_keep(

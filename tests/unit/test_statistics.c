@@ -186,7 +186,7 @@ static void prune(struct scene *scene, uint32_t needs) {
     }
     void *work = malloc(statistics_prune_work(scene->statistics, slots));
     assert_int_equal(kv_sequence_prune(scene->kv, removals, NULL), 0);
-    statistics_prune(scene->statistics, removals, before, needs, work);
+    statistics_prune(scene->statistics, removals, before, needs, draw(scene, 2) == 0, work);
     free(work);
 }
 
@@ -286,9 +286,10 @@ static void a_large_prune_gives_memory_back(void **state) {
     }
     void *work = malloc(statistics_prune_work(scene.statistics, 300 * HEADS));
     assert_int_equal(kv_sequence_prune(scene.kv, removals, NULL), 0);
-    statistics_prune(scene.statistics, removals, before, STATISTIC_SUM | STATISTIC_WINDOW, work);
+    statistics_prune(scene.statistics, removals, before, STATISTIC_SUM | STATISTIC_WINDOW, true, work);
     free(work);
     assert_true(scene.statistics->bytes < full / 10);
+    assert_int_equal(scene.statistics->heads[0].capacity, statistics_room_for(20));
     assert_int_equal(scene.statistics->heads[0].needs, STATISTIC_SUM | STATISTIC_WINDOW);
     assert_null(scene.statistics->heads[0].head_rows);
     assert_null(scene.statistics->moments[0].sum);
