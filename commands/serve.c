@@ -73,6 +73,7 @@ static int serve_load(
         .fingerprint = serve->model->fingerprint,
         .chat_refusal = chat ? NULL : serve->chat_error.message,
         .vocabulary = serve->model->shape.vocabulary,
+        .context = engine_context(serve->engine),
         .tokens_max = engine_tokens_max(serve->engine),
         .kv_policy = serve->policies[0]};
     char policy[200];

@@ -218,7 +218,8 @@ static int check_prompt(const struct scheduler *s, const struct request *request
         most = engine_context(s->engine);
     if (count > most || (count == most && request->max_tokens > 0))
         return error_set(error, ERROR_CONTEXT,
-            "this model's maximum context length is %u tokens, but prompt %u has %u%s", most, p, count,
+            "this model's maximum context length is %u tokens%s, but prompt %u has %u%s", most,
+            most < engine_context(s->engine) ? " (all that the cache has pages for)" : "", p, count,
             count == most ? " and leaves no room for the answer" : "");
     return 0;
 }

@@ -185,7 +185,7 @@ int chat_parse(const json_t *body, const struct parse_context *context, struct p
         chat_read_logprobs(body, plan->request, fault) != 0)
         return -1;
     bool present;
-    plan->request->max_tokens = context->tokens_max;
+    plan->request->max_tokens = context->context;
     if (params_read_limit(body, "max_tokens", context, &plan->request->max_tokens, &present, fault) != 0 ||
         params_read_limit(body, "max_completion_tokens", context, &plan->request->max_tokens, &present, fault) != 0)
         return -1;

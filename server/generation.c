@@ -182,6 +182,7 @@ struct parse_context generation_context(const struct exchange *exchange) {
     const struct server *server = exchange->server;
     return (struct parse_context){.tokenizer = server->model.tokenizer,
         .vocabulary = server->model.vocabulary,
+        .context = server->model.context,
         .tokens_max = server->model.tokens_max,
         .model_id = server->model_id,
         .kv_policy = &server->model.kv_policy,

@@ -153,16 +153,16 @@ int params_read_limit(const json_t *body, const char *name, const struct parse_c
         return 0;
     if (field_integer(body, name, 0, INT32_MAX, &value, fault) != 0)
         return -1;
-    *limit = value > context->tokens_max ? context->tokens_max : (uint32_t)value;
+    *limit = value > context->context ? context->context : (uint32_t)value;
     return 0;
 }
 
 int params_add_prompt(struct request *request, struct token_list *ids, const struct parse_context *context,
     const char *parameter, struct fault *fault) {
-    if (ids->count > context->tokens_max)
+    if (ids->count > context->context)
         return fault_set(fault, 400, "context_length_exceeded", parameter,
             "the prompt has %zu tokens; this model's maximum context length is %u tokens", ids->count,
-            context->tokens_max);
+            context->context);
     struct prompt *prompt = &request->prompts[request->prompts_count];
     prompt->tokens = malloc(ids->count * sizeof *prompt->tokens);
     if (prompt->tokens == NULL)

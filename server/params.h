@@ -33,7 +33,8 @@ enum { CHOICES_MAX = 2048, ECHOED_MAX = 1 << 20, STOPS_MAX = 4, N_MAX = 128, BES
 struct parse_context {
     const struct tokenizer *tokenizer;
     uint32_t vocabulary;
-    uint32_t tokens_max; /* of prompt and completion */
+    uint32_t context;    /* most tokens of prompt and completion; the scheduler knows whether they fit the pages */
+    uint32_t tokens_max; /* of a sequence that is not pruned, as clients are told */
     const char *model_id;
     const struct policy_settings *kv_policy; /* of requests that choose none */
     const char *chat_refusal;                /* why /v1/chat/completions cannot be served; NULL: it can */

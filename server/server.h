@@ -22,7 +22,8 @@ struct server_model {
     const char *fingerprint;  /* hex */
     const char *chat_refusal; /* why its chat template cannot be written; NULL: it can */
     uint32_t vocabulary;
-    uint32_t tokens_max;              /* of one sequence: prompt and completion */
+    uint32_t context;                 /* tokens that any sequence may see: prompt and completion */
+    uint32_t tokens_max;              /* of one that is not pruned: the context, or what the page pool holds of it */
     struct policy_settings kv_policy; /* of requests that choose none; its references are the giver's */
 };
 

@@ -26,9 +26,9 @@ static void expect(bool condition) {
 static void check_request(const struct request *request, const struct parse_context *context) {
     expect(request->prompts_count >= 1 && request->n >= 1 && request->n <= N_MAX);
     expect((uint64_t)request->prompts_count * request->n <= CHOICES_MAX);
-    expect(request->max_tokens <= context->tokens_max && (request->max_tokens > 0 || request->echo));
+    expect(request->max_tokens <= context->context && (request->max_tokens > 0 || request->echo));
     for (uint32_t p = 0; p < request->prompts_count; p++) {
-        expect(request->prompts[p].count >= 1 && request->prompts[p].count <= context->tokens_max);
+        expect(request->prompts[p].count >= 1 && request->prompts[p].count <= context->context);
         for (uint32_t i = 0; i < request->prompts[p].count; i++)
             expect(request->prompts[p].tokens[i] >= 0 && request->prompts[p].tokens[i] < (int32_t)context->vocabulary);
     }
@@ -126,7 +126,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     policy_settings_default(policy_find("h2o"), &kv_policy);
     struct parse_context context = {.tokenizer = tokenizer,
         .vocabulary = FAKE_VOCABULARY,
-        .tokens_max = 300,
+        .context = 300,
+        .tokens_max = 200,
         .model_id = "fake",
         .kv_policy = &kv_policy};
     if (bytes > 0 && data[0] == CACHE_MARK)

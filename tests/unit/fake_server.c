@@ -50,6 +50,7 @@ static int fake_load(
         .tokenizer = fake->tokenizer,
         .fingerprint = "0123456789abcdef0123456789abcdef",
         .vocabulary = FAKE_VOCABULARY,
+        .context = options.tokens_max,
         .tokens_max = options.tokens_max,
         .kv_policy = fake->policies[0]};
     return 0;

@@ -49,6 +49,7 @@ static int load(
         .tokenizer = fixture->tokenizer,
         .fingerprint = "0123456789abcdef",
         .vocabulary = FAKE_VOCABULARY,
+        .context = 100000,
         .tokens_max = 100000};
     policy_settings_default(policy_find("full"), &model->kv_policy);
     return 0;

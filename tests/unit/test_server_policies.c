@@ -29,7 +29,8 @@ static int parse(const char *own, const char *object, struct plan *plan, struct 
         fail_msg("%s: %s", own, error.message);
     struct parse_context context = {.tokenizer = tokenizer,
         .vocabulary = FAKE_VOCABULARY,
-        .tokens_max = 100,
+        .context = 100,
+        .tokens_max = 60,
         .model_id = "fake",
         .kv_policy = &settings,
         .request_id = "req-test"};

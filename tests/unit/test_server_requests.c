@@ -24,7 +24,8 @@ static struct policy_settings kv_policy;
 static struct parse_context context_of(void) {
     return (struct parse_context){.tokenizer = tokenizer,
         .vocabulary = FAKE_VOCABULARY,
-        .tokens_max = 100,
+        .context = 100,
+        .tokens_max = 60,
         .model_id = "fake",
         .kv_policy = &kv_policy,
         .request_id = "req-test"};
