@@ -7,6 +7,10 @@
 /* Added to a score before it is multiplied, so that a token without attention in the window is still told apart. */
 static const float score_offset = 1e-4f;
 
+static void set_defaults(struct policy_settings *settings) {
+    settings->interval = 16; /* the output matrix in floats, and a product with it per slot */
+}
+
 static uint32_t need_statistics(const struct policy_settings *settings, bool first) {
     (void)settings, (void)first;
     return STATISTIC_WINDOW | STATISTIC_OUTPUT_NORM;
@@ -26,6 +30,7 @@ const struct policy policy_criticalkv = {
     .summary = "half by snapkv, half by its score times the value's effect on the output",
     .source = "CriticalKV, Feng et al. 2025",
     .options = OPTION_WINDOW | OPTION_KERNEL | OPTION_DECODE,
+    .defaults = set_defaults,
     .needs = need_statistics,
     .stages = write_stages,
     .protect = policy_protect_window,

@@ -16,7 +16,7 @@ from conftest import SERVER, Stream
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 POLICIES = ["random", "streaming", "h2o", "h2o_mean", "scissorhands", "tova", "snapkv", "pyramidkv", "adakv", "criticalkv",
             "keydiff", "knorm", "keyformer", "expected_attention", "cake", "laprox", "restkv", "rlkv", "hybrid"]
-EVERY_16 = ["expected_attention", "laprox", "restkv"]  # interval 16: between prunes the cache grows
+EVERY_16 = ["criticalkv", "expected_attention", "laprox", "restkv"]  # interval 16: between prunes the cache grows
 STORY = ("The lighthouse keeper wrote a letter every evening. He described the colour of the water, the number of ships "
          "that had passed, and the birds that rested on the rail. ")
 LONG = "".join(f"Day {day}. {STORY}" for day in range(1, 13)) + "On the last day he wrote:"
@@ -232,6 +232,25 @@ def test_limits_count_all_tokens(server, start_server):
     assert reply["choices"][0]["finish_reason"] == "length" and reply["usage"]["total_tokens"] <= 521
     error = small.post(COMPLETION, dict(prompt=LONG * 2, kv_cache={"policy": "streaming", "tokens": 40}))
     error.expect_error(400, code="context_length_exceeded", param="prompt")
+    small.stop()
+
+
+def test_early_prunes_take_prompts_that_the_cache_cannot_hold(start_server):
+    small = start_server("--kv-memory", "8M")
+    most = small.get("/v1/models").json["data"][0]["max_model_len"]
+    long = [20 + i % 500 for i in range(2 * most)]
+    body = dict(prompt=long, max_tokens=5, ignore_eos=True)
+    for stream in (False, True):
+        reply = small.post(COMPLETION, dict(body, stream=stream))
+        reply.expect_error(400, code="context_length_exceeded", param="prompt")
+        assert f"is {most} tokens" in reply.json["error"]["message"]
+        reply = small.post(COMPLETION, dict(body, stream=stream, kv_cache={"policy": "h2o", "tokens": 40}))
+        reply.expect_error(400, code="context_length_exceeded", param="prompt")
+        assert "prefill_prune_every" in reply.json["error"]["message"]
+    usage = small.complete(**body, kv_cache={"policy": "h2o", "tokens": 40, "prefill_prune_every": 64})["usage"]
+    assert usage["prompt_tokens"] == 2 * most and usage["completion_tokens"] == 5
+    assert usage["kv_tokens_kept"] == 40
+    small.idle()
     small.stop()
 
 

@@ -61,6 +61,7 @@ static void test_defaults(void **state) {
         assert_int_equal(settings.minimum, 32);
     }
     assert_int_equal(parse("snapkv").interval, 1);
+    assert_int_equal(parse("criticalkv").interval, 16);
     assert_int_equal(parse("laprox").interval, 16);
     assert_int_equal(parse("restkv").interval, 16);
     assert_int_equal(parse("expected_attention").interval, 16);

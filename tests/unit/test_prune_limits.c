@@ -205,7 +205,7 @@ static void demand_is_what_is_taken(void **state) {
     static const char *const policies[] = {"full", "streaming,tokens=40", "streaming,ratio=0.4,positions=cache",
         "h2o,ratio=0.25", "h2o,tokens=40,interval=16", "h2o,tokens=40,prefill_prune_every=32",
         "snapkv,ratio=0.25,window=8", "snapkv,tokens=40,window=8,decode=keep", "pyramidkv,tokens=60,window=8",
-        "adakv,tokens=40,window=8", "criticalkv,tokens=60,window=8", "cake,tokens=40,window=8",
+        "adakv,tokens=40,window=8", "criticalkv,tokens=60,window=8,interval=1", "cake,tokens=40,window=8",
         "laprox,tokens=40,window=8", "restkv,tokens=40,window=8", "keyformer,ratio=0.5", "expected_attention,tokens=40",
         "scissorhands,ratio=0.25", "knorm,tokens=40,scope=model", "rlkv,recent_tokens=24,sinks=4", "hybrid,ratio=0.4",
         "h2o,tokens=400", "tova,tokens=40,interval=3"};

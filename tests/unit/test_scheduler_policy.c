@@ -31,7 +31,7 @@ static const char *const policies[] = {
     "snapkv,ratio=0.3,minimum=8,window=8,decode=keep",
     "pyramidkv,ratio=0.5,minimum=24,window=8",
     "adakv,ratio=0.4,minimum=16,window=8",
-    "criticalkv,ratio=0.4,minimum=16,window=8",
+    "criticalkv,ratio=0.4,minimum=16,window=8,interval=1",
     "keydiff,ratio=0.3,minimum=8",
     "knorm,ratio=0.3,minimum=8,interval=7",
     "keyformer,ratio=0.3,minimum=8",
