@@ -38,7 +38,7 @@ struct eval_item {
     char **classes; /* METRIC_CLASSIFICATION: all classes; else NULL */
     uint32_t classes_count;
     char *stop;          /* the output ends before this text; NULL: none */
-    bool first_line;     /* scored is the first line that is not empty; the output may end with it */
+    bool first_line;     /* scored is the first line that is not empty; the output ends with it */
     uint32_t max_tokens; /* of the answer */
     bool chat;           /* context and question are one message of the user; else the text is continued as it is */
     enum eval_metric metric;

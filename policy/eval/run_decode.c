@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/clock.h"
 
@@ -45,6 +46,17 @@ static int refuse_logits(struct eval_run *run, const struct lane *lane, struct e
         run->options.setup->variants[lane->variant].policy);
 }
 
+/* Whether the first line that is not empty ends in these bytes of the answer. */
+static bool first_line_ends(struct branch *branch, const char *text, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) {
+        if (text[i] == '\n' && branch->line_begun)
+            return true;
+        if (memchr(" \t\r\n", text[i], 4) == NULL)
+            branch->line_begun = true;
+    }
+    return false;
+}
+
 /* Takes a generated token. Sets *end when it is the last one. */
 static int take_token(struct eval_run *run, struct branch *branch, int32_t token, bool *end, struct error *error) {
     const struct tokenizer *tokenizer = run->options.tokenizer;
@@ -54,12 +66,14 @@ static int take_token(struct eval_run *run, struct branch *branch, int32_t token
     }
     size_t bytes;
     const char *text = tokenizer_token_bytes(tokenizer, token, &bytes);
-    int stopped = tokenizer_is_special(tokenizer, token) ? 0 : text_stream_push(branch->stream, text, bytes);
+    bool special = tokenizer_is_special(tokenizer, token);
+    int stopped = special ? 0 : text_stream_push(branch->stream, text, bytes);
     if (stopped < 0)
         return error_set(error, ERROR_MEMORY, "no memory for an answer");
+    bool line_ends = !special && run->work->item->first_line && first_line_ends(branch, text, bytes);
     branch->output[branch->generated++] = token;
     branch->next = token;
-    *end = stopped > 0 || branch->generated >= run->work->item->max_tokens;
+    *end = stopped > 0 || line_ends || branch->generated >= run->work->item->max_tokens;
     return 0;
 }
 

@@ -29,6 +29,7 @@ struct branch {
     uint32_t same;
     bool loss_is_undefined;
     uint32_t generated;
+    bool line_begun; /* the answer's line has something but white space */
     int32_t *output; /* [generated], capacity max_tokens */
     struct text_stream *stream;
 };

@@ -69,10 +69,9 @@ static struct engine *open_engine(const struct model *model, size_t bytes, uint3
     return engine;
 }
 
-static void set_up(struct bench *bench) {
+static void set_up_with(struct bench *bench, const struct tiny_llama *options) {
     struct error error = {0};
-    struct tiny_llama options = tiny_llama_default();
-    char *path = tiny_llama_save(&options);
+    char *path = tiny_llama_save(options);
     *bench = (struct bench){.model = model_open(path, &error), .length = PROMPT};
     assert_non_null(bench->model);
     unlink(path);
@@ -96,6 +95,11 @@ static void set_up(struct bench *bench) {
     bench->answers[0] = (char *)"zzz";
     bench->item = (struct eval_item){
         .answers = bench->answers, .answers_count = 1, .max_tokens = MOST, .metric = METRIC_CONTAINS};
+}
+
+static void set_up(struct bench *bench) {
+    struct tiny_llama options = tiny_llama_default();
+    set_up_with(bench, &options);
 }
 
 static void tear_down(struct bench *bench) {
@@ -237,11 +241,19 @@ static void kl_is_that_of_single_steps(void **state) {
     tear_down(&bench);
 }
 
-static void answers_are_those_of_a_single_sequence(void **state) {
-    (void)state;
+/* A line break after something that is not white space. */
+static bool line_is_complete(const char *text) {
+    text += strspn(text, " \t\r\n");
+    return strchr(text, '\n') != NULL;
+}
+
+/* With bench->item and a model that likes line breaks or not. Returns how many answers ended at one. */
+static int compare_answers(const struct tiny_llama *options, bool first_line) {
     struct bench bench;
     float logits[VOCABULARY];
-    set_up(&bench);
+    int lines = 0;
+    set_up_with(&bench, options);
+    bench.item.first_line = first_line;
     struct eval_results results = run_all(&bench, bench.engine, true);
     for (int v = 0; v < VARIANTS; v++) {
         char output[MOST * 8] = "";
@@ -265,11 +277,14 @@ static void answers_are_those_of_a_single_sequence(void **state) {
             const char *text = tokenizer_token_bytes(bench.tokenizer, token, &bytes);
             strncat(output, text, bytes);
             generated++;
+            if (first_line && line_is_complete(output))
+                break;
         }
         const struct eval_result *result = eval_results_find(&results, 0, 6, 0, (uint32_t)v);
         assert_non_null(result);
         assert_float_equal(result->gold_logprob, expected, 1e-3);
         assert_int_equal(result->output_tokens, generated);
+        lines += generated < MOST && line_is_complete(output);
         if (strchr(output, '\x80') == NULL && strlen(result->output) == strlen(output)) /* whole characters */
             assert_string_equal(result->output, output);
         assert_int_equal(strlen(result->kept), bench.setup.layers * KEPT_BINS);
@@ -278,6 +293,24 @@ static void answers_are_those_of_a_single_sequence(void **state) {
     }
     eval_results_free(&results);
     tear_down(&bench);
+    return lines;
+}
+
+static void answers_are_those_of_a_single_sequence(void **state) {
+    (void)state;
+    struct tiny_llama options = tiny_llama_default();
+    compare_answers(&options, false);
+}
+
+static void answers_end_with_their_first_line(void **state) {
+    (void)state;
+    struct tiny_llama options = tiny_llama_default();
+    options.newline_gain = 3;
+    options.seed = 2; /* one answer goes from letters to line breaks */
+    assert_int_equal(compare_answers(&options, false), 0);
+    assert_true(compare_answers(&options, true) > 0);
+    options.seed = 3; /* one is line breaks from the beginning: none ends a line */
+    assert_int_equal(compare_answers(&options, true), 0);
 }
 
 static void compare_results(const struct eval_results *a, const struct eval_results *b) {
@@ -400,6 +433,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kl_is_that_of_single_steps),
         cmocka_unit_test(answers_are_those_of_a_single_sequence),
+        cmocka_unit_test(answers_end_with_their_first_line),
         cmocka_unit_test(waves_change_nothing),
         cmocka_unit_test(what_is_not_wanted_is_not_emitted),
         cmocka_unit_test(a_pool_too_small_is_told),

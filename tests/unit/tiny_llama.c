@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BYTE_TOKENS = 3, PAIR_TOKENS = BYTE_TOKENS + 256, TEXT_BYTES = 24 };
 
@@ -110,6 +111,9 @@ static void write_tensor(struct gguf_writer *writer, const struct tiny_llama *op
     for (uint32_t i = 0; i < rows; i++) {
         for (uint32_t j = 0; j < columns; j++)
             row[j] = mean + spread * (2 * random_uniform(options->seed, stream, i, j) - 1);
+        bool louder = options->newline_gain > 0 && i == BYTE_TOKENS + '\n' && strcmp(name, "token_embd.weight") == 0;
+        for (uint32_t j = 0; louder && j < columns; j++)
+            row[j] *= options->newline_gain;
         test_quantise(type, row, columns, data + i * row_bytes);
     }
     gguf_writer_tensor(writer, name, type, rows == 1 ? 1 : 2, (uint64_t[]){columns, rows}, data, rows * row_bytes);

@@ -27,6 +27,7 @@ struct tiny_llama {
     enum tensor_type embedding_type; /* of token_embd and output */
     bool tied;                       /* without a tensor output.weight */
     bool broken;                     /* output_norm is NaN, and so are all logits */
+    float newline_gain;              /* times the row of token_embd of the line break, to make it likely; 0: 1 */
     uint64_t seed;
 };
 
