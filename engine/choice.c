@@ -132,21 +132,21 @@ bool choice_is_leader(const struct choice *choice) {
     return choice->number % choice->task->request->n == 0;
 }
 
-static bool is_past_prompt(const struct choice *choice) {
+bool choice_is_past_prompt(const struct choice *choice) {
     return choice->sequence != NULL && sequence_length(choice->sequence) >= choice_prompt(choice)->count;
 }
 
 bool choice_is_decoding(const struct choice *choice) {
     if (choice->generated.count == 0)
         return false;
-    return choice_remaining(choice) == 1 || (choice_policy(choice) != NULL && is_past_prompt(choice));
+    return choice_remaining(choice) == 1 || (choice_policy(choice) != NULL && choice_is_past_prompt(choice));
 }
 
 uint32_t choice_chunk(const struct choice *choice) {
     uint32_t remaining = choice_remaining(choice);
     if (choice_policy(choice) == NULL)
         return remaining;
-    if (is_past_prompt(choice))
+    if (choice_is_past_prompt(choice))
         return 1;
     uint32_t of_prompt = choice_prompt(choice)->count - sequence_length(choice->sequence);
     uint32_t room = sequence_room(choice->sequence);

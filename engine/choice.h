@@ -23,21 +23,13 @@ enum choice_state {
     CHOICE_FINISHED,
 };
 
-/* What a choice's sequence holds of the cache, or held when it was last seen. */
-struct choice_memory {
-    uint32_t seen;       /* tokens */
-    double kept;         /* of them: mean over layers and KV heads */
-    uint64_t bytes;      /* pages and statistics */
-    uint64_t bytes_full; /* of the pages that all its tokens would take */
-};
-
 struct choice {
     struct task *task;
     uint32_t number; /* prompt * n + i */
     enum choice_state state;
     struct sequence *sequence; /* NULL unless running or swapped */
     bool swapped;              /* waiting, and its sequence is in host memory */
-    struct choice_memory memory;
+    struct sequence_memory memory;
     struct token_list generated;
     uint32_t cached_tokens;
     bool looked_up; /* its prompt was counted in the prefix statistics */
@@ -96,6 +88,7 @@ uint32_t choice_remaining(const struct choice *choice); /* tokens to compute bef
 bool choice_is_leader(const struct choice *choice);     /* computes its prompt for the others */
 /* Its next step computes one token beyond its prompt: a token just sampled, or one that is replayed. */
 bool choice_is_decoding(const struct choice *choice);
+bool choice_is_past_prompt(const struct choice *choice); /* has a sequence, which has seen the whole prompt */
 /* Tokens that its next step may compute at most: choice_remaining, or up to where its policy prunes. */
 uint32_t choice_chunk(const struct choice *choice);
 /* NULL when nothing of it is ever evicted. */

@@ -15,19 +15,15 @@ uint32_t demand_prompt_slots(const struct policy_settings *settings, uint32_t pr
     return slots < prompt_tokens ? (uint32_t)slots : prompt_tokens;
 }
 
-static uint64_t pages_for(uint64_t slots) {
-    return (slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
-}
-
 /* What all heads hold together. */
 struct holding {
     uint64_t slots;
     uint64_t pages;
 };
 
-static void hold(struct holding *holding, uint64_t slots) {
+static void hold(struct holding *holding, uint32_t slots) {
     holding->slots += slots;
-    holding->pages += pages_for(slots);
+    holding->pages += kv_pages_for(slots);
 }
 
 /* A length, tokens that came after its prune, and what there is at most of both. */
@@ -35,9 +31,9 @@ struct moment {
     uint32_t seen, more, tokens;
 };
 
-static uint64_t slots_at(const struct moment *moment, uint32_t budget) {
+static uint32_t slots_at(const struct moment *moment, uint32_t budget) {
     uint64_t slots = (uint64_t)(budget < moment->seen ? budget : moment->seen) + moment->more;
-    return slots < moment->tokens ? slots : moment->tokens;
+    return slots < moment->tokens ? (uint32_t)slots : moment->tokens;
 }
 
 /* How many heads keep everything does not depend on the gates: where they are not known yet, any will do. */
@@ -69,7 +65,7 @@ static struct holding hold_all(
     struct holding holding = {0};
     if (settings->policy->allocation == ALLOCATE_GATES)
         return hold_gated(engine, settings, moment);
-    uint64_t slots = slots_at(moment, policy_budget(settings, moment->seen));
+    uint32_t slots = slots_at(moment, policy_budget(settings, moment->seen));
     for (uint32_t i = 0; i < engine_heads(engine); i++)
         hold(&holding, slots);
     if (settings->scope != SCOPE_HEAD || settings->policy->allocation != ALLOCATE_EQUAL)
@@ -82,20 +78,12 @@ static uint64_t statistics_pages(
     const struct engine *engine, const struct policy_settings *settings, bool first, uint32_t room) {
     const struct model_shape *shape = &engine->model->shape;
     uint32_t needs = policy_needs(settings, first), heads = engine_heads(engine);
-    struct statistics_shape arrays = {
-        .layers = shape->layers,
-        .kv_heads = shape->kv_heads,
-        .group = shape->heads / shape->kv_heads,
-        .head_dim = shape->head_dim,
-        .window = settings->window,
-        .history = settings->history,
-    };
-    size_t page_bytes = kv_cache_pool(engine->cache)->page_bytes;
+    struct statistics_shape arrays = engine_statistics_shape(engine, settings);
     size_t bytes = statistics_moments_bytes(&arrays, needs);
     bytes += heads * statistics_head_bytes(&arrays, needs, room);
     if (settings->cache_positions) /* from just before the first prune on */
         bytes += (size_t)heads * (settings->sinks < room ? settings->sinks : room) * shape->head_dim * sizeof(float);
-    return (bytes + page_bytes - 1) / page_bytes;
+    return kv_cache_pages_of(engine->cache, bytes);
 }
 
 struct sequence_demand engine_demand(
@@ -104,10 +92,10 @@ struct sequence_demand engine_demand(
     if (tokens < prompt_tokens)
         tokens = prompt_tokens;
     if (settings == NULL || settings->policy == NULL || policy_settings_keep_all(settings))
-        return (struct sequence_demand){heads * pages_for(prompt_tokens), heads * pages_for(tokens)};
+        return (struct sequence_demand){heads * kv_pages_for(prompt_tokens), heads * kv_pages_for(tokens)};
     struct sequence_demand demand;
     uint32_t peak = demand_prompt_slots(settings, prompt_tokens);
-    demand.peak_pages = heads * pages_for(peak) + statistics_pages(engine, settings, true, peak);
+    demand.peak_pages = heads * kv_pages_for(peak) + statistics_pages(engine, settings, true, peak);
     struct moment moment = {tokens, tokens > prompt_tokens ? settings->interval : 0, tokens};
     if (settings->frozen_prompt)
         moment = (struct moment){prompt_tokens, tokens - prompt_tokens, tokens};

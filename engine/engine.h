@@ -102,6 +102,15 @@ struct sequence_demand engine_demand(
 size_t sequence_statistics_bytes(const struct sequence *sequence);
 size_t engine_statistics_bytes(const struct engine *engine);
 
+/* What a sequence holds of the cache. Not of one that is swapped out. */
+struct sequence_memory {
+    uint32_t seen;       /* tokens */
+    double kept;         /* of them: mean over layers and KV heads */
+    uint64_t bytes;      /* pages, shared ones counted whole, and statistics */
+    uint64_t bytes_full; /* of the pages that all its tokens would take */
+};
+struct sequence_memory sequence_memory(const struct sequence *sequence);
+
 /* Moves a sequence's pages, statistics and policy state to host memory, and back. Out: its pages are free at once;
  * until it is back only sequence_free, sequence_length, sequence_tokens and sequence_swap_in may be called. In:
  * ERROR_PAGES when there are not enough free ones (it stays out). */

@@ -69,6 +69,8 @@ static inline uint32_t engine_heads(const struct engine *engine) {
 int sequence_reserve_tokens(struct sequence *sequence, uint32_t count);
 /* Length at which the next prune is due, UINT32_MAX: none will be. */
 uint32_t sequence_next_prune(const struct sequence *sequence);
+/* Of the statistics of a sequence with these settings. */
+struct statistics_shape engine_statistics_shape(const struct engine *engine, const struct policy_settings *settings);
 /* Room for the statistics of `count` more tokens, charged to the pool. ERROR_PAGES, ERROR_MEMORY. */
 int sequence_reserve_statistics(struct sequence *sequence, uint32_t count, struct error *error);
 /* Bytes that the sequence holds in the device beside its pages; and charges the pool with them, which were more. */

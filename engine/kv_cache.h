@@ -36,7 +36,13 @@ struct kv_cache_options {
 struct kv_cache *kv_cache_create(struct backend *backend, const struct kv_cache_options *options, struct error *error);
 void kv_cache_free(struct kv_cache *cache); /* all sequences must be freed before */
 
+/* Pages that slots of a head take. */
+static inline uint32_t kv_pages_for(uint32_t slots) {
+    return slots / KV_PAGE_SLOTS + (slots % KV_PAGE_SLOTS != 0);
+}
+
 const struct kv_pool *kv_cache_pool(const struct kv_cache *cache);
+size_t kv_cache_pages_of(const struct kv_cache *cache, size_t bytes); /* pages that many bytes amount to, rounded up */
 uint32_t kv_cache_pages_total(const struct kv_cache *cache);
 uint32_t kv_cache_pages_free(const struct kv_cache *cache); /* blocks that nobody holds included */
 /* Tokens that one unpruned sequence can hold when it is alone. */

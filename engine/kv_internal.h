@@ -58,10 +58,6 @@ struct kv_cache {
     size_t charged;                /* bytes, of all sequences */
 };
 
-static inline uint32_t kv_pages_for(uint32_t slots) {
-    return slots / KV_PAGE_SLOTS + (slots % KV_PAGE_SLOTS != 0);
-}
-
 /* NULL when the layout has no such head. */
 struct kv_head *kv_sequence_head(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
 

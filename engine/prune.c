@@ -97,15 +97,8 @@ static bool is_due(const struct sequence *sequence) {
     return sequence->swap == NULL && sequence_next_prune(sequence) == sequence_length(sequence);
 }
 
-/* rlkv with a sparsity of its own does not look at the budget: heads that do not keep everything have their number. */
-static uint32_t least_budget(const struct policy_settings *settings, uint32_t seen) {
-    uint32_t budget = policy_budget(settings, seen), kept = settings->sinks + settings->recent_tokens;
-    bool by_sparsity = (settings->policy->options & OPTION_SPARSITY) != 0 && !isnan(settings->sparsity);
-    return by_sparsity && kept < budget ? kept : budget;
-}
-
 static bool is_over(const struct sequence *sequence) {
-    uint32_t budget = least_budget(&sequence->eviction.settings, sequence_length(sequence));
+    uint32_t budget = budget_least(&sequence->eviction.settings, sequence_length(sequence));
     const struct model_shape *shape = &sequence->engine->model->shape;
     for (uint32_t layer = 0; layer < shape->layers; layer++)
         for (uint32_t head = 0; head < shape->kv_heads; head++)

@@ -74,19 +74,6 @@ static void *engine_thread(void *context) {
 
 /* ---- the interface ---- */
 
-static int list_end_tokens(struct scheduler *s) {
-    uint32_t vocabulary = tokenizer_vocabulary(s->tokenizer), count = 0;
-    for (uint32_t i = 0; i < vocabulary; i++)
-        count += tokenizer_is_end(s->tokenizer, (int32_t)i);
-    s->end_tokens = malloc((count + 1) * sizeof *s->end_tokens);
-    if (s->end_tokens == NULL)
-        return ERROR_MEMORY;
-    for (uint32_t i = 0; i < vocabulary; i++)
-        if (tokenizer_is_end(s->tokenizer, (int32_t)i))
-            s->end_tokens[s->end_tokens_count++] = (int32_t)i;
-    return 0;
-}
-
 static int allocate_arrays(struct scheduler *s) {
     uint32_t rows = engine_batch_rows(s->engine);
     s->running = malloc(s->options.max_sequences * sizeof *s->running);
@@ -98,7 +85,7 @@ static int allocate_arrays(struct scheduler *s) {
     if (s->running == NULL || s->items == NULL || s->batched == NULL || s->pruned == NULL || s->tokens == NULL ||
         s->scratch == NULL)
         return ERROR_MEMORY;
-    return list_end_tokens(s);
+    return tokenizer_list_ends(s->tokenizer, &s->end_tokens);
 }
 
 static void set_defaults(struct scheduler_options *options, uint32_t batch_rows) {
@@ -123,7 +110,7 @@ static void free_memory(struct scheduler *s) {
     free(s->wanted_rows);
     free(s->params);
     free(s->results);
-    free(s->end_tokens);
+    token_list_free(&s->end_tokens);
     policy_settings_release(&s->options.kv_policy);
     pthread_mutex_destroy(&s->mutex);
     pthread_cond_destroy(&s->changed);

@@ -37,8 +37,7 @@ struct scheduler {
     const struct tokenizer *tokenizer;
     struct scheduler_options options;
     pthread_t thread;
-    int32_t *end_tokens;
-    uint32_t end_tokens_count;
+    struct token_list end_tokens;
 
     pthread_mutex_t mutex; /* guards everything up to the next comment */
     pthread_cond_t changed;

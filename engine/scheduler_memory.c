@@ -33,23 +33,12 @@ static int64_t pages_free(const struct scheduler *s) {
     return kv_cache_pages_free(engine_kv_cache(s->engine));
 }
 
-static size_t page_bytes(const struct scheduler *s) {
-    return kv_cache_pool(engine_kv_cache(s->engine))->page_bytes;
-}
-
 /* ---- what is held ---- */
 
-static void note_memory(const struct scheduler *s, struct choice *choice) {
+static void note_memory(struct choice *choice) {
     if (choice->sequence == NULL || choice->swapped)
         return;
-    const struct kv_sequence *kv = sequence_kv(choice->sequence);
-    uint32_t length = sequence_length(choice->sequence);
-    choice->memory = (struct choice_memory){
-        .seen = length,
-        .kept = (double)kv_sequence_tokens_held(kv) / s->heads,
-        .bytes = (uint64_t)kv_sequence_pages_held(kv) * page_bytes(s) + sequence_statistics_bytes(choice->sequence),
-        .bytes_full = ((uint64_t)length + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * s->heads * page_bytes(s),
-    };
+    choice->memory = sequence_memory(choice->sequence);
 }
 
 void scheduler_count_memory(struct scheduler *s) {
@@ -57,7 +46,7 @@ void scheduler_count_memory(struct scheduler *s) {
     double kept = 0;
     for (uint32_t i = 0; i < s->running_count; i++) {
         struct choice *choice = s->running[i];
-        note_memory(s, choice);
+        note_memory(choice);
         seen += choice->memory.seen;
         kept += choice->memory.kept;
         bytes += choice->memory.bytes;
@@ -70,7 +59,7 @@ void scheduler_count_memory(struct scheduler *s) {
 }
 
 void scheduler_drop_sequence(struct scheduler *s, struct choice *choice) {
-    note_memory(s, choice);
+    note_memory(choice);
     if (choice->swapped)
         s->counters.swapped_bytes -= sequence_swap_bytes(choice->sequence);
     sequence_free(choice->sequence);
@@ -80,7 +69,7 @@ void scheduler_drop_sequence(struct scheduler *s, struct choice *choice) {
 
 /* Pages and statistics, in pages. */
 static int64_t pages_held(const struct scheduler *s, struct sequence *sequence) {
-    size_t statistics = (sequence_statistics_bytes(sequence) + page_bytes(s) - 1) / page_bytes(s);
+    size_t statistics = kv_cache_pages_of(engine_kv_cache(s->engine), sequence_statistics_bytes(sequence));
     return (int64_t)(kv_sequence_pages_held(sequence_kv(sequence)) + statistics);
 }
 
@@ -191,11 +180,7 @@ static uint32_t reusable_tokens(const struct choice *choice) {
     const struct policy_settings *settings = choice_policy(choice);
     if (settings == NULL)
         return choice_total(choice) - 1;
-    uint32_t end = choice_prompt(choice)->count, fresh = policy_fresh_tokens(settings);
-    if (settings->prefill_prune_every > 0 && settings->prefill_prune_every < end)
-        end = settings->prefill_prune_every; /* what follows a prune is not what is shared */
-    fresh = fresh > 0 ? fresh : 1;
-    return end > fresh ? end - fresh : 0;
+    return policy_reusable_tokens(settings, choice_prompt(choice)->count);
 }
 
 /* Pages of the shared prefix that others hold; those that nobody does count as free, and are taken from there. */
@@ -341,19 +326,15 @@ void scheduler_admit(struct scheduler *s) {
 
 /* ---- preemption ---- */
 
-static bool is_past_prompt(const struct choice *choice) {
-    return sequence_length(choice->sequence) >= choice_prompt(choice)->count;
-}
-
 /* A sequence that was not pruned is computed again as fast as it could be copied back, or nearly. */
 static bool swap_out(struct scheduler *s, struct choice *choice) {
-    if (choice_policy(choice) == NULL || !is_past_prompt(choice))
+    if (choice_policy(choice) == NULL || !choice_is_past_prompt(choice))
         return false;
     size_t bytes = sequence_swap_bytes(choice->sequence);
     if (bytes > s->options.swap_bytes || s->counters.swapped_bytes > s->options.swap_bytes - bytes)
         return false;
     struct error error;
-    note_memory(s, choice);
+    note_memory(choice);
     if (sequence_swap_out(choice->sequence, &error) != 0)
         return false;
     choice->swapped = true;
@@ -364,7 +345,7 @@ static bool swap_out(struct scheduler *s, struct choice *choice) {
 
 void scheduler_preempt(struct scheduler *s, struct choice *choice, bool may_swap) {
     if (!may_swap || !swap_out(s, choice)) {
-        s->counters.replays += choice_policy(choice) != NULL && is_past_prompt(choice);
+        s->counters.replays += choice_policy(choice) != NULL && choice_is_past_prompt(choice);
         scheduler_drop_sequence(s, choice);
     }
     scheduler_queue_front(s, choice);

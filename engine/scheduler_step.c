@@ -148,7 +148,7 @@ static void want_row(struct scheduler *s, struct choice *choice, uint32_t row) {
     size_t at = s->wanted_count++;
     s->wanted[at] = (struct wanted_row){.choice = choice};
     s->wanted_rows[at] = row;
-    choice_sample_params(choice, s->end_tokens, s->end_tokens_count, &s->params[at]);
+    choice_sample_params(choice, s->end_tokens.ids, (uint32_t)s->end_tokens.count, &s->params[at]);
 }
 
 static void want_prompt_rows(

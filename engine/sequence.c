@@ -90,8 +90,7 @@ struct sequence *sequence_fork(const struct sequence *sequence) {
 }
 
 uint32_t sequence_fork_pages(const struct sequence *sequence) {
-    size_t page_bytes = kv_cache_pool(sequence->engine->cache)->page_bytes;
-    return (uint32_t)((kv_sequence_charged(sequence->kv) + page_bytes - 1) / page_bytes);
+    return (uint32_t)kv_cache_pages_of(sequence->engine->cache, kv_sequence_charged(sequence->kv));
 }
 
 void sequence_free(struct sequence *sequence) {
@@ -146,10 +145,9 @@ static int check_gates(const struct engine *engine, const struct policy_settings
     return 0;
 }
 
-static struct statistics *create_statistics(
-    const struct engine *engine, const struct policy_settings *settings, uint32_t needs, struct error *error) {
+struct statistics_shape engine_statistics_shape(const struct engine *engine, const struct policy_settings *settings) {
     const struct model_shape *shape = &engine->model->shape;
-    struct statistics_shape arrays = {
+    return (struct statistics_shape){
         .layers = shape->layers,
         .kv_heads = shape->kv_heads,
         .group = shape->heads / shape->kv_heads,
@@ -158,7 +156,6 @@ static struct statistics *create_statistics(
         .history = settings->history,
         .seed = settings->seed,
     };
-    return statistics_create(engine->backend, &arrays, needs, error);
 }
 
 int sequence_set_policy(
@@ -173,7 +170,8 @@ int sequence_set_policy(
         return code;
     uint32_t needs = policy_needs(settings, true);
     if (needs != 0) {
-        eviction->statistics = create_statistics(sequence->engine, settings, needs, error);
+        struct statistics_shape shape = engine_statistics_shape(sequence->engine, settings);
+        eviction->statistics = statistics_create(sequence->engine->backend, &shape, needs, error);
         if (eviction->statistics == NULL)
             return ERROR_MEMORY;
     }
@@ -236,13 +234,13 @@ uint32_t sequence_room(const struct sequence *sequence) {
 
 uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens, uint32_t count) {
     const struct eviction *eviction = &sequence->eviction;
-    uint32_t next = sequence_next_prune(sequence), fresh = 1;
-    uint32_t end = next < count ? next : count;
-    if (eviction->evicts && policy_fresh_tokens(&eviction->settings) > fresh)
-        fresh = policy_fresh_tokens(&eviction->settings);
-    if (end <= fresh || sequence_reserve_tokens(sequence, count) != 0)
+    uint32_t limit = count > 0 ? count - 1 : 0;
+    if (eviction->evicts)
+        limit = policy_reusable_tokens(
+            &eviction->settings, eviction->prompt_tokens < count ? eviction->prompt_tokens : count);
+    if (limit == 0 || sequence_reserve_tokens(sequence, count) != 0)
         return 0;
-    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, end - fresh);
+    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, limit);
     memcpy(sequence->tokens, tokens, reused * sizeof *tokens);
     return reused;
 }
@@ -285,15 +283,26 @@ uint32_t sequence_pages_needed(const struct sequence *sequence, uint32_t count) 
     const struct statistics *statistics = sequence->eviction.statistics;
     uint64_t pages = kv_sequence_pages_needed(sequence->kv, count);
     if (statistics != NULL && count > 0) {
-        size_t page_bytes = kv_cache_pool(sequence->engine->cache)->page_bytes;
         size_t more = statistics_reserve_bytes(statistics, sequence->kv, count, statistics_hint(sequence));
-        pages += (more + page_bytes - 1) / page_bytes;
+        pages += kv_cache_pages_of(sequence->engine->cache, more);
     }
     return pages < UINT32_MAX ? (uint32_t)pages : UINT32_MAX;
 }
 
 size_t sequence_statistics_bytes(const struct sequence *sequence) {
     return kv_sequence_charged(sequence->kv);
+}
+
+struct sequence_memory sequence_memory(const struct sequence *sequence) {
+    const struct engine *engine = sequence->engine;
+    uint64_t page_bytes = kv_cache_pool(engine->cache)->page_bytes, heads = engine_heads(engine);
+    uint32_t seen = sequence_length(sequence);
+    return (struct sequence_memory){
+        .seen = seen,
+        .kept = (double)kv_sequence_tokens_held(sequence->kv) / (double)heads,
+        .bytes = kv_sequence_pages_held(sequence->kv) * page_bytes + kv_sequence_charged(sequence->kv),
+        .bytes_full = kv_pages_for(seen) * heads * page_bytes,
+    };
 }
 
 size_t engine_statistics_bytes(const struct engine *engine) {

@@ -15,8 +15,8 @@ size_t sequence_swap_bytes(const struct sequence *sequence) {
 }
 
 uint64_t sequence_swap_pages(const struct sequence *sequence) {
-    size_t bytes = sequence_device_bytes(sequence);
-    return kv_sequence_pages_saved(sequence->kv) + (bytes + page_bytes(sequence) - 1) / page_bytes(sequence);
+    return kv_sequence_pages_saved(sequence->kv) +
+           kv_cache_pages_of(sequence->engine->cache, sequence_device_bytes(sequence));
 }
 
 int sequence_swap_out(struct sequence *sequence, struct error *error) {

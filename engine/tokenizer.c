@@ -289,6 +289,14 @@ bool tokenizer_is_end(const struct tokenizer *tokenizer, int32_t token) {
     return in_range(tokenizer, token) && tokenizer->ends[token];
 }
 
+int tokenizer_list_ends(const struct tokenizer *tokenizer, struct token_list *out) {
+    int code = 0;
+    for (uint32_t token = 0; token < tokenizer->vocabulary.count && code == 0; token++)
+        if (tokenizer->ends[token])
+            code = token_list_append(out, (int32_t)token);
+    return code;
+}
+
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t token) {
     return in_range(tokenizer, token) && vocabulary_is_special(&tokenizer->vocabulary, (uint32_t)token);
 }

@@ -36,6 +36,8 @@ int32_t tokenizer_eos(const struct tokenizer *tokenizer);   /* -1 when there is 
 bool tokenizer_adds_bos(const struct tokenizer *tokenizer); /* tokenizer.ggml.add_bos_token */
 /* True for tokens that end a generation: the metadata's eos, eot and eom, and control tokens with a known end name. */
 bool tokenizer_is_end(const struct tokenizer *tokenizer, int32_t token);
+/* Appends all of them to out, ascending. ERROR_MEMORY. */
+int tokenizer_list_ends(const struct tokenizer *tokenizer, struct token_list *out);
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t token); /* control or user-defined */
 
 /* Appends the ids of text [bytes] to out. parse_special: the texts of special tokens become those tokens, the longest

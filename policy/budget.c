@@ -240,6 +240,11 @@ static void allocate_gates(const struct budget_input *input, uint32_t budget, ui
     allocate_by_gates(input->gates, heads, full, rest, budgets);
 }
 
+uint32_t budget_least(const struct policy_settings *settings, uint32_t seen) {
+    uint32_t budget = policy_budget(settings, seen);
+    return policy_settings_by_sparsity(settings) ? min_u32(budget, settings->sinks + settings->recent_tokens) : budget;
+}
+
 void budget_allocate(const struct budget_input *input, uint32_t *budgets) {
     uint32_t budget = policy_budget(input->settings, input->seen);
     enum policy_allocation allocation = input->settings->policy->allocation;

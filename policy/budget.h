@@ -28,6 +28,11 @@ struct budget_input {
  * hybrid: the highest get all. Equal gates: the lower layer, then the lower head ranks higher. NULL: equal */
 void budget_allocate(const struct budget_input *input, uint32_t *budgets);
 
+/* The least that a head may hold once `seen` tokens were seen, where it is known before budgets are allocated: a prune
+ * with no head over it evicts nothing. rlkv's heads that do not keep everything have their number whatever the ratio.
+ */
+uint32_t budget_least(const struct policy_settings *settings, uint32_t seen);
+
 /* Integers proportional to weights [count] that add up to min(total, cap * count), none above cap; what a cap cuts off
  * goes to the others. Largest remainders (compared at 9 decimals) round up, equal ones favour the lower index. No
  * weight at all: equal shares (what is not a positive number is no weight). out [count]. */

@@ -147,6 +147,9 @@ int policy_settings_check(const struct policy_settings *settings, struct error *
 void policy_settings_copy(struct policy_settings *to, const struct policy_settings *from);
 void policy_settings_release(struct policy_settings *settings); /* drops gates */
 
+/* The number of heads that keep everything is given, and the budget does not count (rlkv with a sparsity). */
+bool policy_settings_by_sparsity(const struct policy_settings *settings);
+
 /* Nothing will ever be evicted: policy full, ratio 1 without tokens, or sparsity 0. */
 bool policy_settings_keep_all(const struct policy_settings *settings);
 
@@ -167,6 +170,9 @@ void policy_protection(
  * what they would be without sharing: 0, the window, or UINT32_MAX (all). With prefill_prune_every, "prompt" is what
  * comes before the first prune. */
 uint32_t policy_fresh_tokens(const struct policy_settings *settings);
+/* Leading tokens of a prompt of `prompt_tokens` that may come from a shared prefix: not the fresh ones, at least one,
+ * of what comes before the first prune; what follows a prune is not what is shared. */
+uint32_t policy_reusable_tokens(const struct policy_settings *settings, uint32_t prompt_tokens);
 
 /* "snapkv, ratio 0.25, window 32, kernel 7" for logs and reports: the budget, the policy's own options, and common ones
  * that differ from the policy's defaults. */

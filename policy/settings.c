@@ -163,10 +163,14 @@ void policy_settings_release(struct policy_settings *settings) {
     settings->gates = NULL;
 }
 
+bool policy_settings_by_sparsity(const struct policy_settings *settings) {
+    return (settings->policy->options & OPTION_SPARSITY) != 0 && !isnan(settings->sparsity);
+}
+
 bool policy_settings_keep_all(const struct policy_settings *settings) {
     if (settings->policy == NULL || settings->policy->stages == NULL)
         return true;
-    if ((settings->policy->options & OPTION_SPARSITY) != 0 && !isnan(settings->sparsity))
+    if (policy_settings_by_sparsity(settings))
         return settings->sparsity == 0;
     return settings->tokens == 0 && settings->ratio >= 1;
 }
@@ -215,6 +219,14 @@ uint32_t policy_fresh_tokens(const struct policy_settings *settings) {
     return fresh;
 }
 
+uint32_t policy_reusable_tokens(const struct policy_settings *settings, uint32_t prompt_tokens) {
+    uint32_t end = prompt_tokens, every = settings->prefill_prune_every, fresh = policy_fresh_tokens(settings);
+    if (every > 0 && every < end)
+        end = every;
+    fresh = fresh > 0 ? fresh : 1;
+    return end > fresh ? end - fresh : 0;
+}
+
 /* ---- in words ---- */
 
 static void append(char *out, size_t size, const char *name, const char *value) {
@@ -226,7 +238,7 @@ static void append(char *out, size_t size, const char *name, const char *value) 
 /* Options of the budget are named when they count; others as policy_settings_describe says. */
 static bool option_described(uint32_t i, const struct policy_settings *settings, const char *value) {
     const char *name = policy_option_name(i);
-    bool sparse = (settings->policy->options & OPTION_SPARSITY) != 0 && !isnan(settings->sparsity);
+    bool sparse = policy_settings_by_sparsity(settings);
     if (strcmp(name, "ratio") == 0)
         return settings->tokens == 0 && !sparse;
     if (strcmp(name, "tokens") == 0)

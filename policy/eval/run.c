@@ -8,24 +8,6 @@
 
 /* ---- the run ---- */
 
-static int collect_ends(struct eval_run *run, struct error *error) {
-    const struct tokenizer *tokenizer = run->options.tokenizer;
-    uint32_t vocabulary = tokenizer_vocabulary(tokenizer);
-    for (uint32_t pass = 0; pass < 2; pass++) {
-        run->ends_count = 0;
-        for (uint32_t token = 0; token < vocabulary; token++) {
-            if (!tokenizer_is_end(tokenizer, (int32_t)token))
-                continue;
-            if (pass == 1)
-                run->ends[run->ends_count] = (int32_t)token;
-            run->ends_count++;
-        }
-        if (pass == 0 && (run->ends = calloc(run->ends_count + 1, sizeof *run->ends)) == NULL)
-            return error_set(error, ERROR_MEMORY, "no memory for %u end tokens", run->ends_count);
-    }
-    return 0;
-}
-
 static int allocate_steps(struct eval_run *run, struct error *error) {
     size_t lanes = run->options.setup->variants_count + 1, most = BRANCHES * lanes;
     run->lanes = calloc(lanes, sizeof *run->lanes);
@@ -60,7 +42,10 @@ struct eval_run *eval_run_create(const struct eval_run_options *options, struct 
         return NULL;
     }
     run->heads = shape->layers * shape->kv_heads;
-    if (collect_ends(run, error) != 0 || allocate_steps(run, error) != 0) {
+    int code = tokenizer_list_ends(options->tokenizer, &run->ends);
+    if (code != 0)
+        error_set(error, code, "no memory for end tokens");
+    if (code != 0 || allocate_steps(run, error) != 0) {
         eval_run_free(run);
         return NULL;
     }
@@ -70,7 +55,7 @@ struct eval_run *eval_run_create(const struct eval_run_options *options, struct 
 void eval_run_free(struct eval_run *run) {
     if (run == NULL)
         return;
-    free(run->ends);
+    token_list_free(&run->ends);
     free(run->lanes);
     free(run->items);
     free(run->sequences);

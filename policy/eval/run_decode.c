@@ -14,30 +14,10 @@ void branch_close(struct branch *branch) {
     branch->sequence = NULL;
 }
 
-/* Mean over layers and heads. */
-static double mean_tokens(const struct eval_run *run, const struct kv_sequence *kv) {
-    const struct model_shape *shape = &engine_model(run->options.engine)->shape;
-    uint64_t tokens = 0;
-    for (uint32_t head = 0; head < run->heads; head++)
-        tokens += kv_sequence_tokens(kv, head / shape->kv_heads, head % shape->kv_heads);
-    return (double)tokens / run->heads;
-}
-
-void measure_memory(struct eval_run *run, struct lane *lane, struct sequence *sequence) {
-    struct kv_sequence *kv = sequence_kv(sequence);
-    const struct kv_pool *pool = kv_cache_pool(engine_kv_cache(run->options.engine));
-    uint32_t seen = sequence_length(sequence);
-    lane->tokens_seen = seen;
-    lane->tokens_kept = mean_tokens(run, kv);
-    lane->bytes =
-        (double)kv_sequence_pages_held(kv) * (double)pool->page_bytes + (double)sequence_statistics_bytes(sequence);
-    lane->bytes_full = (double)((seen + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS) * run->heads * (double)pool->page_bytes;
-}
-
 /* The branch that reports memory ends last or alone: TEXT of kl, ANSWER otherwise. */
-static void finish_branch(struct eval_run *run, struct lane *lane, struct branch *branch) {
+static void finish_branch(struct lane *lane, struct branch *branch) {
     if (branch == &lane->branches[0])
-        measure_memory(run, lane, branch->sequence);
+        lane->memory = sequence_memory(branch->sequence);
     branch_close(branch);
 }
 
@@ -114,8 +94,8 @@ int first_results(struct eval_run *run, uint32_t row, struct sample_result out[2
     uint32_t rows[2] = {row, row};
     uint32_t count = 1;
     if (run->work->item == NULL) {
-        params[0].banned = run->ends;
-        params[0].banned_count = run->ends_count;
+        params[0].banned = run->ends.ids;
+        params[0].banned_count = (uint32_t)run->ends.count;
     } else if (gold->count > 0) {
         params[1].forced = gold->ids[0];
         params[1].want_logprob = true;
@@ -143,7 +123,7 @@ int open_branches(struct eval_run *run, struct lane *lane, const struct sample_r
     lane->branches[0].sequence = lane->sequence;
     lane->sequence = NULL;
     if (ends[0])
-        finish_branch(run, lane, &lane->branches[0]);
+        finish_branch(lane, &lane->branches[0]);
     return 0;
 }
 
@@ -251,8 +231,8 @@ static int32_t known_next(struct eval_run *run, const struct branch *branch, int
 static int choose_own(struct eval_run *run, uint32_t count, int32_t *token, struct error *error) {
     struct sample_params params = greedy;
     struct sample_result result;
-    params.banned = run->ends;
-    params.banned_count = run->ends_count;
+    params.banned = run->ends.ids;
+    params.banned_count = (uint32_t)run->ends.count;
     for (uint32_t i = 0; i < count; i++) {
         if (run->active[i]->kind != BRANCH_OWN || run->owners[i]->variant != 0)
             continue;
@@ -311,7 +291,7 @@ static int advance(struct eval_run *run, uint32_t i, struct error *error) {
                                           : branch->steps + 1 >= question->text.count;
     }
     if (code == 0 && end)
-        finish_branch(run, run->owners[i], branch);
+        finish_branch(run->owners[i], branch);
     return code;
 }
 

@@ -43,8 +43,7 @@ struct lane {
     double seconds;
     uint32_t tokens;
     char *kept;
-    double tokens_kept, bytes, bytes_full; /* of the first branch, at its end */
-    uint32_t tokens_seen;
+    struct sequence_memory memory; /* of the first branch, at its end */
 };
 
 /* The prompt before its last prune: variants that differ in the budget only take forks of it. */
@@ -58,9 +57,8 @@ struct stem {
 
 struct eval_run {
     struct eval_run_options options;
-    int32_t *ends; /* tokens that end a text */
-    uint32_t ends_count;
-    uint32_t heads; /* layers * KV heads */
+    struct token_list ends; /* tokens that end a text */
+    uint32_t heads;         /* layers * KV heads */
     /* The question at work. */
     const struct eval_work *work;
     struct sequence *teacher; /* `full` after the prompt */
@@ -88,7 +86,6 @@ int run_wave(struct eval_run *run, struct error *error);
 int first_results(struct eval_run *run, uint32_t row, struct sample_result out[2], struct error *error);
 /* Forks the lane into its branches, each with its first token to feed. first: not read for a silent lane. */
 int open_branches(struct eval_run *run, struct lane *lane, const struct sample_result first[2], struct error *error);
-void measure_memory(struct eval_run *run, struct lane *lane, struct sequence *sequence);
 void branch_close(struct branch *branch);
 
 /* After the prune of the prompt: which positions the lane keeps. */

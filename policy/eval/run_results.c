@@ -88,10 +88,10 @@ static void fill_common(
         .part = part,
         .variant = lane->variant,
         .digest = run->work->question->digest,
-        .tokens_kept = lane->tokens_kept,
-        .tokens_seen = lane->tokens_seen,
-        .bytes = lane->bytes,
-        .bytes_full = lane->bytes_full,
+        .tokens_kept = lane->memory.kept,
+        .tokens_seen = lane->memory.seen,
+        .bytes = (double)lane->memory.bytes,
+        .bytes_full = (double)lane->memory.bytes_full,
         .tokens = lane->tokens,
         .seconds = lane->seconds};
 }
