@@ -43,51 +43,6 @@ static void keep_present(struct select_row *row, uint32_t present) {
             row->keep[kept++] = i;
 }
 
-/* ---- a row that is over by one ---- */
-
-/* Both loops have no branches and compare signed numbers (positions have 31 bits), so that they become vector code. */
-static int32_t lowest_order(const float *scores, const int32_t *positions, uint32_t slots) {
-    int32_t lowest = INT32_MAX;
-    for (uint32_t i = 0; i < slots; i++) {
-        int32_t empty = -(positions[i] == KV_NO_POSITION);
-        int32_t order = (order_of_float(scores[i]) & ~empty) | (INT32_MAX & empty);
-        lowest = order < lowest ? order : lowest;
-    }
-    return lowest;
-}
-
-static int32_t oldest_of_order(const float *scores, const int32_t *positions, uint32_t slots, int32_t order) {
-    int32_t oldest = KV_NO_POSITION;
-    for (uint32_t i = 0; i < slots; i++) {
-        int32_t other = -(order_of_float(scores[i]) != order);
-        int32_t position = (positions[i] & ~other) | (KV_NO_POSITION & other);
-        oldest = position < oldest ? position : oldest;
-    }
-    return oldest;
-}
-
-/* All but the oldest of the slots with the lowest score. */
-static void drop_worst(struct select_row *row, uint32_t present) {
-    const int32_t *positions = (const int32_t *)row->positions;
-    int32_t lowest = lowest_order(row->scores, positions, row->slots);
-    int32_t oldest = oldest_of_order(row->scores, positions, row->slots, lowest);
-    uint32_t worst = 0, kept = 0;
-    while (positions[worst] != oldest)
-        worst++;
-    if (present < row->slots) {
-        for (uint32_t i = 0; i < row->slots; i++) {
-            row->keep[kept] = i; /* overwritten unless it stays */
-            kept += i != worst && row->positions[i] != KV_NO_POSITION;
-        }
-    } else {
-        for (uint32_t i = 0; i < worst; i++)
-            row->keep[i] = i;
-        for (uint32_t i = worst + 1; i < row->slots; i++)
-            row->keep[i - 1] = i;
-    }
-    row->kept = present - 1;
-}
-
 /* ---- the number of the last slot that stays ---- */
 
 /* The rank-th largest (from 1) of keys [count], which are reordered; *equal: how many keys equal to it are among the
@@ -195,8 +150,6 @@ static void select_group(struct group *group) {
     } else if (total == 0) {
         for (uint32_t r = 0; r < group->count; r++)
             group->rows[r]->kept = 0;
-    } else if (group->count == 1 && present - total == 1) {
-        drop_worst(group->rows[0], group->rows[0]->kept);
     } else {
         select_best(group, total);
     }

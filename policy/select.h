@@ -32,8 +32,8 @@ void select_scratch_free(struct select_scratch *scratch);
 /* Fills kept and keep of every row. Rows that compete: each alone (SCOPE_HEAD), those of one layer (SCOPE_LAYER; rows
  * of a layer are neighbours), all (SCOPE_MODEL). The total of competing rows is the sum of their budgets; when their
  * slots do not exceed it, all stay. floor of a row: budget_part(floor_part, budget), SCOPE_MODEL with the mean budget
- * of all rows that compete, rounded down. O(slots) whatever the scores; a row alone that is over by one takes a few
- * short passes and no keys. ERROR_MEMORY: kept and keep are undefined. */
+ * of all rows that compete, rounded down. O(slots) whatever the scores: what a decode step drops, one slot of a row
+ * alone, comes from the backend instead (score_head.worst). ERROR_MEMORY: kept and keep are undefined. */
 int select_slots(struct select_row *rows, uint32_t rows_count, enum policy_scope scope, float floor_part,
     struct select_scratch *scratch, struct error *error);
 
