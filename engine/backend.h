@@ -65,6 +65,23 @@ struct kv_head_view {
     const uint32_t *pages;
     uint32_t slots;      /* slots to attend to, those of this batch's new tokens included */
     uint32_t first_slot; /* slot of the item's first new token; the others follow */
+    /* One more slot that stands for evicted tokens, or NULL: device [2 * d + 1]: key (as after RoPE), value, and a
+     * logit that is added to q k / sqrt(d). Visible to every row; merged after the last split. */
+    const float *summary;
+};
+
+/* What was evicted from one head, for its summary slot. With c = seen - position the queries that could see a token and
+ * w = max(A / c, 2^-24), A = statistics.sum / 2^24: sums [2 * d + 2] (device) += w k (as the cache holds it), w v, w,
+ * w ln w over slots [count] in the order given; then summary = (sum of w k) / W, (sum of w v) / W, ln W - (sum of
+ * w ln w) / W with W the sum of w. */
+struct summary_update {
+    struct kv_head_view view;
+    const uint64_t *sum;       /* device [view.slots] */
+    const uint32_t *positions; /* host [view.slots] */
+    const uint32_t *slots;     /* host [count] distinct, none empty */
+    uint32_t count;            /* 0: nothing changes */
+    uint32_t seen;
+    float *sums, *summary; /* device [2 * d + 2], [2 * d + 1] */
 };
 
 struct rope_params {
@@ -102,6 +119,11 @@ struct kv_statistics {
     uint64_t *above;       /* [capacity][STATISTIC_ABOVE_BITS / 64] bit t % history */
     uint16_t *entropy;     /* [capacity] f16, of the slot's own query, nats */
     float *output_norm;    /* [capacity] 0: not computed yet */
+    uint32_t content;      /* numbers of the network's content, 0 to NETWORK_CONTENT_MAX */
+    /* [content + 2][capacity] f16: content, ln(1e-6 + |v|), ln(1e-6 + mean |u_h|). In the row of ln |v| 0 means that
+     * the slot's numbers are not computed yet; a number that is 0 is stored as -0. */
+    uint16_t *content_rows;
+    float *standard; /* [8] network_standardise; [1] (an inverse deviation) 0: not frozen yet */
 };
 
 /* Moments of the pre-RoPE queries of one (sequence, layer), positions >= 4 only, added in order of position. Device. */
@@ -159,7 +181,11 @@ struct score_layer {
     struct query_moments moments;   /* STAGE_EXPECTED_ATTENTION */
     const struct rope_params *rope; /* the same */
     const struct tensor *output; /* attention output matrix W_o [D, H*d] of the model file, host; laprox and its like */
+    const struct policy_network *network; /* STAGE_NETWORK; host */
+    bool freeze; /* STAGE_NETWORK, paper: statistics.standard is set by this prune if it is not yet */
 };
+
+struct policy_network; /* policy/network.h */
 
 struct backend;        /* a device with its state */
 struct backend_weight; /* a matrix in the layout that the backend's kernels want */
@@ -246,6 +272,9 @@ struct backend_operations {
      * with position KV_NO_POSITION gets NaN. ERROR_MEMORY, ERROR_UNSUPPORTED; then scores are undefined. */
     int (*score)(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
         uint32_t heads, struct error *error);
+
+    /* Adds what is evicted to heads' summary slots. Heads are distinct. Before the slots are moved or cleared. */
+    void (*summarise)(struct backend *, const struct kv_pool *, const struct summary_update *updates, uint32_t count);
 
     /* cake's layer preference before exponents: entropy[i] = - sum p ln p, variance[i] = sum over slots and query heads
      * of the population variance over the window's queries of p[h,t,slot]; over slots outside the protected ones. Needs

@@ -85,9 +85,34 @@ int engine_prune(struct engine *engine, struct sequence *const *sequences, uint3
  * that evicts), ERROR_MEMORY. */
 int sequence_scores(struct sequence *sequence, float *out, struct error *error);
 
+/* The policy's view of one head's cached tokens, for the trainer: slots by slot number. Arrays are the caller's, host
+ * [capacity] or [capacity][head_dim]; NULL: not wanted. Statistics that the sequence does not keep are zero. Numbers
+ * are those that a prune now would see. */
+struct head_features {
+    uint32_t capacity;    /* in: slots that the arrays have room for */
+    uint32_t slots;       /* out; empty ones (position KV_NO_POSITION) included */
+    uint32_t *positions;  /* original positions */
+    float *sum, *squared; /* A and A2 (policy/network.h) */
+    float *entropy;       /* H, of the token's own query */
+    float *keys;          /* before RoPE */
+    float *values;
+    float *value_norm, *output_norm; /* ln(1e-6 + |v|), ln(1e-6 + group mean of |v W_h|), L2 */
+};
+/* ERROR_INVALID: capacity is too small (slots says what is needed), or the sequence is swapped out; ERROR_MEMORY. */
+int sequence_features(
+    struct sequence *sequence, uint32_t layer, uint32_t head, struct head_features *out, struct error *error);
+/* Records these statistics (mask of enum statistic, window: of the windowed ones) in a sequence without a policy, or
+ * beside those of its policy, from its first token on. Before the first token. ERROR_INVALID, ERROR_MEMORY. */
+int sequence_record(struct sequence *sequence, uint32_t statistics, uint32_t window, struct error *error);
+
 /* An explicit action: keeps the listed slots of a head (ascending), as kv_sequence_keep does, statistics included. */
 int sequence_keep(struct sequence *sequence, uint32_t layer, uint32_t head, const uint32_t *slots, uint32_t count,
     struct error *error);
+/* A prune that is due, with the caller's action in place of the policy's: head i (layer * kv_heads + head) keeps the
+ * slots lists[i] [counts[i]] (ascending); everything else is as engine_prune does it (summary slots, statistics, pages,
+ * the next prune). ERROR_INVALID when no prune is due. */
+int sequence_prune_to(
+    struct sequence *sequence, const uint32_t *const *lists, const uint32_t *counts, struct error *error);
 
 /* Pages that a sequence of `tokens` tokens (prompt_tokens of them a prompt) under these settings will hold at its peak
  * while the prompt is computed, and after `tokens` tokens; statistics included. For admission. */

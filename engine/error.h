@@ -20,6 +20,7 @@ enum error_code {
     ERROR_UNSUPPORTED = -5, /* well formed, but nothing here can run it */
     ERROR_CONTEXT = -6,     /* more tokens than the context holds */
     ERROR_PAGES = -7,       /* no free KV page: try again when something was freed */
+    ERROR_CANCELLED = -8,   /* somebody asked for it to end */
 };
 
 struct error {

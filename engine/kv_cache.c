@@ -206,12 +206,12 @@ void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struc
     uint32_t kv_heads = sequence->cache->pages.pool.layout.kv_heads;
     const struct kv_head *heads = &sequence->heads[layer * kv_heads];
     for (uint32_t i = 0; i < kv_heads; i++)
-        views[i] = (struct kv_head_view){heads[i].pages, heads[i].slots, heads[i].first_new};
+        views[i] = (struct kv_head_view){heads[i].pages, heads[i].slots, heads[i].first_new, NULL};
 }
 
 struct kv_head_view kv_sequence_view(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
     const struct kv_head *at = kv_sequence_head(sequence, layer, head);
-    return (struct kv_head_view){at->pages, at->slots, at->first_new};
+    return (struct kv_head_view){at->pages, at->slots, at->first_new, NULL};
 }
 
 void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {

@@ -22,7 +22,8 @@
 
 enum policy_scope { SCOPE_HEAD, SCOPE_LAYER, SCOPE_MODEL };
 
-struct head_gates; /* budget.h: one number per (layer, KV head), shared and counted by references */
+struct policy_network; /* network.h */
+struct head_gates;     /* budget.h: one number per (layer, KV head), shared and counted by references */
 struct policy;
 
 /* A policy with its budget and options, ready to be used. Plain data, copied by value, except gates: use
@@ -62,10 +63,17 @@ struct policy_settings {
     bool cache_positions; /* streaming `positions: cache` */
     uint64_t seed;        /* random, keyformer: the request's */
     struct head_gates *gates; /* rlkv, hybrid: NULL: from attention statistics */
+    /* One slot of each head's B stands for all tokens evicted from it (POLICIES.md, summary slot): a common option,
+     * `summary: 0 | 1`. Needs STATISTIC_SUM of every policy. Heads then hold B - 1 tokens beside it. */
+    bool summary;
+    /* distillcache, ranker, and hybrid with one of them as base: a reference, or NULL: the one that ships for the
+     * model, which sequence_set_policy and whoever checks settings against a model puts here (policy_settings_resolve).
+     */
+    struct policy_network *network;
 };
 
 /* What shares B out (budget.h). */
-enum policy_allocation { ALLOCATE_EQUAL, ALLOCATE_PYRAMID, ALLOCATE_CAKE, ALLOCATE_GATES };
+enum policy_allocation { ALLOCATE_EQUAL, ALLOCATE_PYRAMID, ALLOCATE_CAKE, ALLOCATE_GATES, ALLOCATE_NETWORK };
 
 struct policy {
     const char *name;
@@ -139,6 +147,17 @@ int policy_settings_set(
 /* "name[:FILE][,key=value...]" as on the command line; FILE: the gates of rlkv and hybrid. On an error there is nothing
  * to release. */
 int policy_settings_parse(const char *text, struct policy_settings *settings, struct error *error);
+
+/* Gives settings that need a network and have none the one that ships for the model, and takes over the network's
+ * defaults (scope, floor, interval, summary, protect_*) for options that were not set by name. 0 for settings without a
+ * network. ERROR_IO (no such file), ERROR_FORMAT, ERROR_UNSUPPORTED (the network is of a model with other layers, heads
+ * or head_dim); *foreign: it was trained for a model with another fingerprint (a transfer: worth a warning). */
+struct policy_model {
+    const char *fingerprint; /* of the model file */
+    uint32_t layers, kv_heads, head_dim;
+};
+int policy_settings_resolve(
+    struct policy_settings *settings, const struct policy_model *model, bool *foreign, struct error *error);
 
 /* What can only be seen of the whole: budget against window, history and so on. Called by parse; call it after the last
  * policy_settings_set. */

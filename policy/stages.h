@@ -24,7 +24,9 @@ enum statistic {
     STATISTIC_NOISY = 1 << 7,       /* sum of the group mean of softmax((logit + Gumbel) / tau), see keyformer */
     STATISTIC_MOMENTS = 1 << 8,     /* of a layer: mean and second moment of pre-RoPE queries at positions >= 4 */
     STATISTIC_OUTPUT_NORM =
-        1 << 9, /* cached slot scalar: group mean of the L1 norm of u_{h,i}; computed by its stage */
+        1 << 9,                   /* cached slot scalar: group mean of the L1 norm of u_{h,i}; computed by its stage */
+    STATISTIC_CONTENT = 1 << 10,  /* what the network keeps of a slot (network.h), f16; computed by its stage */
+    STATISTIC_STANDARD = 1 << 11, /* of a head: the frozen means and deviations of the paper's network */
 };
 
 enum { STATISTIC_ABOVE_BITS = 512 /* most queries of history */, STATISTIC_FRACTION_BITS = 24 };
@@ -56,6 +58,10 @@ enum score_stage_kind {
     STAGE_POOL_ADAPTIVE, /* mean, kernel and shift by how far the head's most attended positions move (restkv.c) */
     STAGE_PROTECT,       /* +infinity at positions < sinks or >= recent_from of the head (struct score_head) */
     STAGE_PROTECT_BEST, /* +infinity for the B / 2 best by now (selection's order), protected ones counted among them */
+    /* The DistillCache network (network.h) of score_layer.network. Frees nothing, protects nothing. */
+    STAGE_NETWORK,
+    STAGE_LOG_SOFTMAX, /* score - ln(sum over the head's slots of e^score), +infinity and NaN left out of the sum and as
+                        * they are: heads of a layer compare */
     STAGE_KIND_COUNT,
 };
 

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a policy is trained on: sequences of tokens from files, cut into a prompt and what follows.
+ *
+ * Files: plain text (.txt: one long text, cut into sequences; only its first half is used unless `whole`, the second is
+ * the evaluation's), or JSON lines with "text", or "prompt" and optionally "completion", or "messages" (the model's
+ * chat template). `copying` adds generated prompts that can only be continued by copying from them: records to be
+ * looked up, passages and lists that are repeated (seeded). Order and cuts depend on the seed only.
+ */
+#ifndef POLICY_TRAIN_DATASET_H
+#define POLICY_TRAIN_DATASET_H
+
+#include "engine/chat.h"
+#include "engine/tokenizer.h"
+
+struct dataset_options {
+    const struct tokenizer *tokenizer;
+    bool chat;            /* the model has the chat template that engine/chat.h writes; else messages are refused */
+    uint32_t least, most; /* tokens of a prompt */
+    uint32_t future;      /* tokens that must follow it; for records with a completion as many as there are */
+    double copying;       /* part of the sequences, 0 to 1 */
+    bool whole;
+    uint64_t seed;
+};
+
+struct dataset_sequence {
+    const int32_t *tokens;
+    uint32_t prompt; /* tokens of the prompt */
+    uint32_t count;  /* of all */
+    bool own;        /* what follows the prompt is to be the teacher's own continuation (every other sequence) */
+    bool copies;     /* generated */
+};
+
+struct dataset; /* opaque */
+/* ERROR_IO, ERROR_FORMAT ("FILE:LINE: ..."), ERROR_INVALID (nothing long enough in it), ERROR_MEMORY. file NULL: only
+ * generated sequences. */
+struct dataset *dataset_load(const char *file, const struct dataset_options *options, struct error *error);
+void dataset_free(struct dataset *dataset); /* NULL allowed */
+
+/* Sequence `index` of an endless, seeded order over the data; valid until the next call. */
+int dataset_sequence(struct dataset *dataset, uint64_t index, struct dataset_sequence *out, struct error *error);
+uint64_t dataset_tokens(const struct dataset *dataset); /* of the file */
+
+#endif
