@@ -74,7 +74,8 @@ struct train_options {
 };
 
 void train_options_default(struct train_options *options, enum train_method method, bool paper);
-/* By name, from text; ERROR_INVALID lists what is allowed, or all names. */
+/* By name, from text; ERROR_INVALID lists what is allowed, or all names. method and recipe come first: they set all
+ * others but the seed to their presets; features sets inputs, content and hidden. */
 int train_options_set(struct train_options *options, const char *name, const char *value, struct error *error);
 int train_options_check(const struct train_options *options, struct error *error); /* as a whole */
 /* The table, for --help and the API. */
