@@ -75,6 +75,11 @@ struct network_shape {
 
 /* Inputs of the network: content and those of the mask. */
 uint32_t network_inputs_count(const struct network_shape *shape);
+/* Those of the mask, in the order in which the network is fed with them, after content. Returns their number. */
+uint32_t network_inputs_list(const struct network_shape *shape, enum network_input out[INPUT_KINDS]);
+/* In words, as in files: "sum", "mean", ...; "content" and "paper". */
+const char *network_input_name(enum network_input input);
+const char *network_features_name(enum network_features features);
 
 /* Parameters and what belongs to them. Shared by references; not changed once it is in use by a sequence, but for the
  * trainer's own copies (network_copy). All arrays lie in one allocation. heads = layers * kv_heads, F inputs. */
@@ -158,13 +163,13 @@ struct network_slots {
 
 /* Inputs before normalisation: out [count][F]. Arrays that no input needs may be NULL. */
 void network_gather(const struct network_shape *shape, const struct network_slots *slots, float *out);
-/* FEATURES_PAPER: mean and 1 / (deviation + 1e-6) of the first three inputs that are standardised, in order: standard
- * [6]. FEATURES_CONTENT: nothing. */
+/* FEATURES_PAPER: mean and 1 / (deviation + 1e-6) of each input of the mask that is standardised, in order and pair by
+ * pair, then 0: standard [6]. FEATURES_CONTENT: nothing. */
 void network_standardise(const struct network_shape *shape, const float *inputs, uint32_t count, float standard[6]);
 /* Normalises and clamps in place. standard: FEATURES_PAPER only. */
 void network_normalise(
     const struct policy_network *network, uint32_t head, const float standard[6], uint32_t count, float *inputs);
-/* Scores of normalised inputs [count][F]. */
+/* Scores of normalised inputs [count][F]. An input that is not a number makes the slot's score none. */
 void network_score(
     const struct policy_network *network, uint32_t head, const float *inputs, uint32_t count, float *scores);
 
