@@ -25,7 +25,8 @@ struct adamw *adamw_create(size_t count); /* NULL on failed allocation */
 void adamw_free(struct adamw *adamw);     /* NULL allowed */
 
 double adamw_rate(const struct adamw_options *options, uint64_t step); /* of step 0, 1, ... */
-/* Clips gradient in place, updates the network's trained arrays. Returns the gradient's norm before clipping. */
+/* Clips gradient in place, updates the network's trained arrays. Returns the gradient's norm before clipping; when that
+ * is not finite, nothing else is done. */
 double adamw_update(struct adamw *adamw, const struct adamw_options *options, struct gradient *gradient,
     struct policy_network *network);
 

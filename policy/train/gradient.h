@@ -26,7 +26,7 @@ struct train_slots {
     uint32_t count;
     const float *inputs;
     const float *keys;
-    const float *standard; /* [6], FEATURES_PAPER */
+    const float *standard; /* [6], FEATURES_PAPER; NULL: its inputs are normalised already */
 };
 
 /* Work space for `count` slots of a network of this shape. */

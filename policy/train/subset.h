@@ -5,7 +5,8 @@
  * conditional Bernoulli distribution (Chen and Liu 1997) has P(S) = exp(sum over S of s / tau) / Z. In double; as in
  * tests/reference/reference/gumbel_topk.py, which tests compare with through tests/data/gumbel_topk.json.
  *
- * Scores of -infinity are never chosen while others are left; +infinity is not allowed: leave protected slots out.
+ * Scores of -infinity are never chosen while others are left (they count as 1,000 below the lowest finite one, in
+ * probabilities too); +infinity and NaN are not allowed: leave protected slots out. count <= slots everywhere.
  */
 #ifndef POLICY_TRAIN_SUBSET_H
 #define POLICY_TRAIN_SUBSET_H
