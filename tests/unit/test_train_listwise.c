@@ -43,7 +43,7 @@ static double plain_loss(const double *scores, const float *fixed, const float *
         total += (double)targets[i];
         weights += exp(scores[i]);
     }
-    for (uint32_t i = 0; i < SLOTS; i++)
+    for (uint32_t i = 0; i < SLOTS && total > 0; i++)
         if (rank_of(fixed, i) >= left_out)
             loss -= (double)targets[i] / total * (scores[i] - log(weights));
     return loss;
