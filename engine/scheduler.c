@@ -62,13 +62,18 @@ static void *engine_thread(void *context) {
     struct scheduler *s = context;
     struct command *commands;
     while (take_commands(s, &commands)) {
+        background_take(s->options.background);
         run_commands(s, commands);
         scheduler_run_step(s);
         publish(s);
+        bool waiting = s->waiting_first != NULL;
+        background_give(s->options.background, waiting || s->running_count > 0, waiting);
     }
+    background_take(s->options.background);
     run_commands(s, commands);
     scheduler_cancel_all(s);
     publish(s);
+    background_give(s->options.background, false, false);
     return NULL;
 }
 

@@ -18,6 +18,7 @@
 #ifndef ENGINE_SCHEDULER_H
 #define ENGINE_SCHEDULER_H
 
+#include "engine/background.h"
 #include "engine/engine.h"
 #include "engine/tokenizer.h"
 
@@ -111,8 +112,9 @@ struct scheduler_options {
     uint32_t max_waiting;             /* requests in the queue; 0: 1024 */
     uint32_t prefill_chunk;           /* most prompt tokens a step while others decode; 0: batch_rows */
     struct policy_settings kv_policy; /* of requests that choose none; policy NULL: full. Copied */
-    size_t swap_bytes;           /* host memory for pruned sequences that are preempted; beyond it they are replayed */
-    void (*wake)(void *context); /* called on the engine thread when outputs were added to an empty queue */
+    size_t swap_bytes; /* host memory for pruned sequences that are preempted; beyond it they are replayed */
+    struct background *background; /* who else uses the engine; NULL: nobody. Must outlive the scheduler */
+    void (*wake)(void *context);   /* called on the engine thread when outputs were added to an empty queue */
     void *wake_context;
 };
 

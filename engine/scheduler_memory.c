@@ -306,8 +306,12 @@ void scheduler_admit(struct scheduler *s) {
             scheduler_finish_prompt(s, choice, now);
             continue;
         }
-        if (s->running_count > 0 && !choice_fits(s, choice))
-            return;
+        if (!choice_fits(s, choice)) {
+            if (background_reclaim(s->options.background))
+                continue;
+            if (s->running_count > 0)
+                return;
+        }
         if (choice->swapped && swap_in(s, choice, &error) != 0) {
             if (choice->swapped)
                 return;
@@ -362,6 +366,8 @@ static bool is_batched(const struct scheduler *s, const struct choice *choice) {
 
 bool scheduler_make_room(struct scheduler *s, const struct choice *choice, uint64_t needed) {
     while ((int64_t)needed > pages_free(s)) {
+        if (background_reclaim(s->options.background))
+            continue;
         struct choice *victim = s->running[s->running_count - 1];
         if (victim == choice || is_batched(s, victim))
             return false;

@@ -105,6 +105,8 @@ static void prune_each(struct scheduler *s) {
         if (choice->state != CHOICE_RUNNING || choice_policy(choice) == NULL)
             continue;
         int code = prune(s, &choice->sequence, 1, &error);
+        if (code == ERROR_PAGES && background_reclaim(s->options.background))
+            code = prune(s, &choice->sequence, 1, &error);
         if (code == ERROR_PAGES && s->running_count > 1)
             scheduler_preempt(s, choice, false);
         else if (code != 0)
@@ -253,6 +255,8 @@ static void run_batch(struct scheduler *s) {
         return;
     s->counters.steps++;
     int code = engine_forward(s->engine, s->items, s->items_count, &error);
+    if (code == ERROR_PAGES && background_reclaim(s->options.background)) /* nothing changed */
+        code = engine_forward(s->engine, s->items, s->items_count, &error);
     if (code == ERROR_PAGES && s->running_count > 1) { /* nothing changed */
         scheduler_preempt(s, s->running[s->running_count - 1], true);
         return;

@@ -81,6 +81,7 @@ struct serving *serving_create(const struct serving_options *options) {
         .max_waiting = options->max_waiting,
         .prefill_chunk = options->prefill_chunk,
         .swap_bytes = options->swap_bytes,
+        .background = options->background,
         .wake = on_wake,
         .wake_context = serving,
     };

@@ -20,6 +20,7 @@ struct serving_options {
     const char *kv_policy; /* of requests that choose none, as on the command line; NULL: full */
     size_t swap_bytes;
     bool no_prefix_sharing;
+    struct background *background;
     bool broken_model; /* its logits are NaN */
     /* The engine thread stands still after each step that published something, until the client waits for more: what
      * the client does in between comes before the next step, however slow the machine. */
