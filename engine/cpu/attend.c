@@ -383,31 +383,69 @@ static bool split_run(const struct attend_job *job, const struct attend_block *b
     return true;
 }
 
-/* The one way in which results are merged: `next` covers the slots after those of `total`. */
+/* The one way in which results are merged: m, l and o of slots after those of `total`. */
+static void row_merge(const struct attend_job *job, struct attend_partial *total, uint32_t row, float next_m,
+    float next_l, const float *next_o) {
+    const struct attend_kernels *kernels = job->kernels;
+    float *o = total->o + (size_t)row * job->stride;
+    if (total->rows.l[row] == 0) {
+        total->rows.m[row] = next_m;
+        total->rows.l[row] = next_l;
+        memcpy(o, next_o, job->stride * sizeof(float));
+        return;
+    }
+    float m = next_m > total->rows.m[row] ? next_m : total->rows.m[row];
+    float keep = kernels->exp(total->rows.m[row] - m), add = kernels->exp(next_m - m);
+    total->rows.m[row] = m;
+    total->rows.l[row] = total->rows.l[row] * keep + next_l * add;
+    kernels->merge(o, keep, next_o, add, job->layout->head_dim);
+}
+
 static void partial_merge(
     const struct attend_job *job, uint32_t rows, struct attend_partial *total, const struct attend_partial *next) {
-    const struct attend_kernels *kernels = job->kernels;
     for (uint32_t row = 0; row < rows; row++) {
-        float *o = total->o + (size_t)row * job->stride;
-        const float *next_o = next->o + (size_t)row * job->stride;
-        if (next->rows.l[row] == 0)
-            continue;
-        if (total->rows.l[row] == 0) {
-            total->rows.m[row] = next->rows.m[row];
-            total->rows.l[row] = next->rows.l[row];
-            memcpy(o, next_o, job->stride * sizeof(float));
-            continue;
-        }
-        float m = next->rows.m[row] > total->rows.m[row] ? next->rows.m[row] : total->rows.m[row];
-        float keep = kernels->exp(total->rows.m[row] - m), add = kernels->exp(next->rows.m[row] - m);
-        total->rows.m[row] = m;
-        total->rows.l[row] = total->rows.l[row] * keep + next->rows.l[row] * add;
-        kernels->merge(o, keep, next_o, add, job->layout->head_dim);
+        if (next->rows.l[row] != 0)
+            row_merge(job, total, row, next->rows.m[row], next->rows.l[row], next->o + (size_t)row * job->stride);
     }
 }
 
 static void partial_clear(struct attend_partial *partial, uint32_t rows) {
     memset(partial->rows.l, 0, rows * sizeof(float));
+}
+
+/* ---- the summary slot ---- */
+
+/* Scores of a block's rows with the summary slot of its head, which there must be. Its key is the first slot of a page
+ * of its own, so that the kernels of pages serve. */
+static void summary_scores(
+    const struct attend_job *job, const struct attend_block *block, const float *q, float scores[STATISTICS_ROWS]) {
+    uint32_t dim = job->layout->head_dim;
+    const float *summary = block_view(job, block)->summary;
+    float page[ATTEND_DIM_MAX * KV_PAGE_SLOTS] __attribute__((aligned(64)));
+    float products[ATTEND_ROWS * ATTEND_SPLIT] __attribute__((aligned(64)));
+    const char *pages[] = {(const char *)page};
+    memset(page, 0, (size_t)dim * KV_PAGE_SLOTS * sizeof *page);
+    memset(scores, 0, STATISTICS_ROWS * sizeof *scores);
+    for (uint32_t i = 0; i < dim; i++)
+        page[i * KV_PAGE_SLOTS] = summary[i];
+    job->kernels->formats[KV_F32].scores(q, block_rows(block), dim, dim, pages, pages, 1, products);
+    for (uint32_t row = 0; row < block_rows(block); row++)
+        scores[row] = products[row * ATTEND_SPLIT] + summary[2 * dim];
+}
+
+/* One more slot after the last split: all rows see it, p = 1. Sets scores; returns whether there is one. */
+static bool block_add_summary(const struct attend_job *job, const struct attend_block *block, const float *q,
+    struct attend_partial *total, float scores[STATISTICS_ROWS]) {
+    uint32_t dim = job->layout->head_dim;
+    const float *summary = block_view(job, block)->summary;
+    float value[ATTEND_DIM_MAX] = {0}; /* in whole vectors */
+    if (summary == NULL)
+        return false;
+    memcpy(value, summary + dim, dim * sizeof *value);
+    summary_scores(job, block, q, scores);
+    for (uint32_t row = 0; row < block_rows(block); row++)
+        row_merge(job, total, row, scores[row], 1, value);
+    return true;
 }
 
 /* The ring of outputs: a row of it is one token's, so that no two blocks write the same. */
@@ -460,14 +498,25 @@ static struct statistics_split *block_kept(const struct attend_block *block, cha
     return (struct statistics_split *)(kept + split * statistics_split_bytes(block->needs, block_rows(block)));
 }
 
-/* Adds what the splits of a whole block have left. */
-static void block_add_statistics(const struct attend_job *job, const struct attend_block *block, char *kept) {
+/* Adds what the splits of a whole block have left. summary: scores with the summary slot, or NULL. */
+static void block_add_statistics(
+    const struct attend_job *job, const struct attend_block *block, char *kept, const float *summary) {
     if (block->needs == 0 || block->splits == 0)
         return;
     struct statistics_rows rows = block_statistics(job, block, block->needs);
     size_t view = (size_t)block->item * job->layout->kv_heads + block->kv_head;
     statistics_add(job->statistics, &rows, block_part(job, block), block_kept(block, kept, 0),
-        statistics_split_bytes(block->needs, block_rows(block)), block->splits, &job->locks[view % ATTEND_LOCKS]);
+        statistics_split_bytes(block->needs, block_rows(block)), block->splits, summary,
+        &job->locks[view % ATTEND_LOCKS]);
+}
+
+/* When all splits are merged. */
+static void block_end(const struct attend_job *job, const struct attend_block *block, const float *q,
+    struct attend_partial *total, char *kept) {
+    float scores[STATISTICS_ROWS];
+    bool summary = block_add_summary(job, block, q, total, scores);
+    block_finish(job, block, total);
+    block_add_statistics(job, block, kept, summary ? scores : NULL);
 }
 
 /* All splits of a block, merged as they come. kept: memory for block_kept_bytes. */
@@ -481,8 +530,7 @@ static void block_run_whole(const struct attend_job *job, const struct attend_bl
         if (split_run(job, block, split, &workspace, &next.partial, block_kept(block, kept, split)))
             partial_merge(job, rows, &total.partial, &next.partial);
     }
-    block_finish(job, block, &total.partial);
-    block_add_statistics(job, block, kept);
+    block_end(job, block, workspace.q, &total.partial, kept);
 }
 
 static struct attend_partial *block_partial(
@@ -506,8 +554,7 @@ static void block_run_part(const struct attend_job *job, struct attend_block *bl
     struct attend_partial *total = block_partial(job, block, 0);
     for (uint32_t split = 1; split < block->splits; split++)
         partial_merge(job, rows, total, block_partial(job, block, split));
-    block_finish(job, block, total);
-    block_add_statistics(job, block, kept);
+    block_end(job, block, workspace.q, total, kept);
 }
 
 static void attend_work(void *context, uint32_t chunk, uint32_t thread) {
@@ -668,6 +715,11 @@ static void later_totals(const struct attend_job *job, const struct later_part *
     for (uint32_t split = 0; split < part->block.splits; split++) {
         later_split(job, part, split, &space.split);
         statistics_total(job->statistics, rows, block_part(job, &part->block), &space.split, totals);
+    }
+    if (block_view(job, &part->block)->summary != NULL) {
+        float scores[STATISTICS_ROWS];
+        summary_scores(job, &part->block, part->q, scores);
+        statistics_total_summary(job->statistics, rows, block_part(job, &part->block), scores, totals);
     }
 }
 

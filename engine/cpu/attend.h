@@ -10,7 +10,8 @@
  *      m       the largest visible score
  *      p       exp(s - m), 0 where not visible;  l = the sum of p: by place in the page, then lanes_sum
  *      o       fma over visible slots in ascending order, of p times value
- *   2. The splits (m, l, o) that have a visible slot are merged in ascending order by `merge`; out = o / l.
+ *   2. The splits (m, l, o) that have a visible slot are merged in ascending order by `merge`, then the head's summary
+ *      slot if there is one (m its score, l 1, o its value); out = o / l.
  * Pages and splits in which a row sees nothing change nothing, so whether they are visited depends on the other rows.
  */
 #ifndef ENGINE_CPU_ATTEND_H

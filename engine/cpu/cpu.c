@@ -134,6 +134,7 @@ static const struct backend_operations operations = {
     .rope_and_append = cpu_rope_and_append,
     .attend = cpu_attend,
     .score = cpu_score,
+    .summarise = cpu_summarise,
     .window_preference = cpu_window_preference,
     .rotate_slots = cpu_rotate_slots,
     .unrotate_slots = cpu_unrotate_slots,

@@ -88,6 +88,9 @@ void cpu_rotate_slots(struct backend *, const struct kv_pool *, const struct rop
 void cpu_unrotate_slots(struct backend *, const struct kv_pool *, const struct rope_params *, const uint32_t *pages,
     const uint32_t *slots, uint32_t count, float *keys);
 
+/* summarise.c */
+void cpu_summarise(struct backend *, const struct kv_pool *, const struct summary_update *updates, uint32_t count);
+
 /* statistics_move.c */
 void cpu_move_statistics(
     struct backend *, const struct statistics_move *moves, uint32_t count, uint32_t group, uint32_t head_dim);

@@ -113,13 +113,13 @@ void statistics_begin(struct statistics_totals *totals) {
     fill(totals->noisy_m, -FLT_MAX);
 }
 
-/* Adds a split's sums of p and p ln p to a row's, all relative to the larger maximum. */
+/* Adds sums l of p and t of p ln p, p relative to m, to a row's, all relative to the larger maximum. */
 static void entropy_total(
-    const struct statistics_split *split, uint32_t row, float before, struct statistics_totals *to) {
-    double kept_below = (double)before - (double)to->m[row], added_below = (double)split->m[row] - (double)to->m[row];
-    double keep = exp(kept_below), add = exp(added_below), weight = (double)split->l[row];
+    float m, double weight, double weighted, uint32_t row, float before, struct statistics_totals *to) {
+    double kept_below = (double)before - (double)to->m[row], added_below = (double)m - (double)to->m[row];
+    double keep = exp(kept_below), add = exp(added_below);
     double kept = to->weighted[row] + kept_below * to->weight[row];
-    to->weighted[row] = keep * kept + add * ((double)split->t[row] + added_below * weight);
+    to->weighted[row] = keep * kept + add * (weighted + added_below * weight);
     to->weight[row] = keep * to->weight[row] + add * weight;
 }
 
@@ -135,12 +135,31 @@ void statistics_total(const struct statistics_kernels *kernels, const struct sta
         kernels->merge(count, split->noisy_m, split->noisy_l, totals->noisy_m, totals->noisy_l);
     for (uint32_t row = 0; rows->needs & STATISTIC_ENTROPY && row < count; row++) {
         if (split->l[row] != 0)
-            entropy_total(split, row, before[row], totals);
+            entropy_total(split->m[row], (double)split->l[row], (double)split->t[row], row, before[row], totals);
     }
     for (uint32_t token = 0; rows->needs & STATISTIC_ABOVE && token < rows->tokens; token++) {
         for (uint32_t page = 0; page < split->pages; page++)
             totals->visible[token] += (uint32_t)__builtin_popcount(split->masks[token][page]);
     }
+}
+
+void statistics_total_summary(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
+    struct statistics_part part, const float scores[STATISTICS_ROWS], struct statistics_totals *totals) {
+    uint32_t count = rows->tokens * part.heads;
+    float before[STATISTICS_ROWS], one[STATISTICS_ROWS], noisy[STATISTICS_ROWS];
+    memcpy(before, totals->m, sizeof before);
+    fill(one, 1);
+    kernels->merge(count, scores, one, totals->m, totals->l);
+    if (rows->needs & STATISTIC_NOISY) {
+        fill(noisy, 0);
+        for (uint32_t row = 0; row < count; row++)
+            noisy[row] = scores[row] * (1 / noise_tau(rows, rows->position + row / part.heads));
+        kernels->merge(count, noisy, one, totals->noisy_m, totals->noisy_l);
+    }
+    for (uint32_t row = 0; rows->needs & STATISTIC_ENTROPY && row < count; row++)
+        entropy_total(scores[row], 1, 0, row, before[row], totals);
+    for (uint32_t token = 0; rows->needs & STATISTIC_ABOVE && token < rows->tokens; token++)
+        totals->visible[token]++;
 }
 
 void statistics_entropy(const struct statistics_rows *rows, struct statistics_part part,
@@ -314,11 +333,13 @@ static const struct statistics_split *split_at(const struct statistics_split *sp
 
 void statistics_add(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
     struct statistics_part part, const struct statistics_split *splits, size_t bytes, uint32_t splits_count,
-    pthread_mutex_t *lock) {
+    const float *summary, pthread_mutex_t *lock) {
     struct statistics_totals totals;
     statistics_begin(&totals);
     for (uint32_t split = 0; split < splits_count; split++)
         statistics_total(kernels, rows, part, split_at(splits, bytes, split), &totals);
+    if (summary != NULL)
+        statistics_total_summary(kernels, rows, part, summary, &totals);
     if (rows->needs & STATISTIC_ENTROPY) {
         double sums[ATTEND_ROWS] = {0};
         statistics_entropy(rows, part, &totals, sums);

@@ -128,16 +128,21 @@ void statistics_add_noise(const struct statistics_kernels *kernels, const struct
     struct statistics_part part, uint32_t row, const float *scores, const int32_t *const *positions,
     const struct attend_kernels *attend, struct statistics_split *split);
 
-/* A whole block whose splits lie `bytes` apart. lock: of the KV head. */
+/* A whole block whose splits lie `bytes` apart. summary [STATISTICS_ROWS]: the rows' scores with the head's summary
+ * slot, or NULL. lock: of the KV head. */
 void statistics_add(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
     struct statistics_part part, const struct statistics_split *splits, size_t bytes, uint32_t splits_count,
-    pthread_mutex_t *lock);
+    const float *summary, pthread_mutex_t *lock);
 
 /* The steps of it, for groups in parts: begin and total (for each split in ascending order) for each part; then, for
  * each split, gather for each part, and count, which takes the last part's p when there is but one. */
 void statistics_begin(struct statistics_totals *totals);
 void statistics_total(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
     struct statistics_part part, const struct statistics_split *split, struct statistics_totals *totals);
+/* After the last split, with a summary slot: probabilities and entropy are those of all slots and the summary, which
+ * counts as one that is seen. With noise its score has none, only tau. */
+void statistics_total_summary(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
+    struct statistics_part part, const float scores[STATISTICS_ROWS], struct statistics_totals *totals);
 void statistics_gather(const struct statistics_kernels *kernels, const struct statistics_rows *rows,
     struct statistics_part part, const struct statistics_split *split, uint32_t split_number,
     const struct statistics_totals *totals, struct statistics_work *work);

@@ -11,6 +11,7 @@ static const struct parity_case *const families[] = {
     parity_linear_cases,
     parity_attend_cases,
     parity_statistics_cases,
+    parity_summarise_cases,
     parity_statistics_timed,
     parity_linear_timed,
     parity_vector_cases,

@@ -31,6 +31,7 @@ struct parity_case {
 extern const struct parity_case parity_linear_cases[];
 extern const struct parity_case parity_attend_cases[];
 extern const struct parity_case parity_statistics_cases[];
+extern const struct parity_case parity_summarise_cases[];
 extern const struct parity_case parity_statistics_timed[];
 extern const struct parity_case parity_linear_timed[];
 extern const struct parity_case parity_vector_cases[];

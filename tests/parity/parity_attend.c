@@ -26,7 +26,8 @@ static void check_against_reference(struct parity *parity, const struct scene *s
     uint32_t dim = scene->pool.layout.head_dim;
     size_t count = (size_t)scene->rows * scene->heads * dim;
     double *want = parity_host(count * sizeof *want);
-    reference_attend(&scene->pool, scene->items, scene->items_count, scene->views, scene->heads, scene->qkv, want);
+    reference_attend(&scene->pool, scene->items, scene->items_count, scene->views,
+        (const float *const *)scene->summaries, scene->heads, scene->qkv, want);
     parity_check_close(parity, got, want, count, 3e-5, 0, "attend R=%u H=%u K=%u d=%u items=%u", scene->rows,
         scene->heads, scene->pool.layout.kv_heads, dim, scene->items_count);
     free(want);

@@ -75,6 +75,22 @@ static void draw_items(struct parity *parity, struct scene *scene, const struct 
     }
 }
 
+/* In half of the scenes, for most heads. */
+static void draw_summaries(struct parity *parity, struct scene *scene) {
+    uint32_t dim = scene->pool.layout.head_dim, views = scene->items_count * scene->pool.layout.kv_heads;
+    size_t count = 2 * (size_t)dim + 1;
+    if (parity_random(parity, 0, 1) == 0)
+        return;
+    for (uint32_t view = 0; view < views; view++) {
+        if (parity_random(parity, 0, 3) == 0)
+            continue;
+        float *summary = scene->summaries[view] = parity_host(count * sizeof *summary);
+        parity_fill_normal(parity, summary, count - 1, 0.7f);
+        summary[2 * dim] = (float)parity_uniform(parity, -2, 7);
+        scene->views[view].summary = parity_upload(parity, summary, count * sizeof *summary);
+    }
+}
+
 void scene_create(
     struct parity *parity, struct scene *scene, enum kv_format format, const struct scene_limits *limits) {
     memset(scene, 0, sizeof *scene);
@@ -121,11 +137,15 @@ void scene_create(
         for (uint32_t i = 0; i < scene->heads * dim; i++)
             scene->qkv[row * stride + i] *= limits->sharpness;
     }
+    draw_summaries(parity, scene);
 }
 
 void scene_free(struct parity *parity, struct scene *scene) {
-    for (uint32_t view = 0; view < VIEWS_MAX; view++)
+    for (uint32_t view = 0; view < VIEWS_MAX; view++) {
         free(scene->tables[view]);
+        free(scene->summaries[view]);
+        parity_release(parity, (void *)scene->views[view].summary);
+    }
     parity_release(parity, scene->device.base);
     free(scene->pool.image);
     free(scene->inverse_freq);

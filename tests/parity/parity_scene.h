@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A random batch over a random cache: ragged slot counts, scattered page tables, holes, slots in any order of position,
- * all storage formats; unused slots and pages hold NaN.
+ * summary slots, all storage formats; unused slots and pages hold NaN.
  */
 #ifndef TESTS_PARITY_PARITY_SCENE_H
 #define TESTS_PARITY_PARITY_SCENE_H
@@ -23,6 +23,7 @@ struct scene {
     struct kv_item items[ITEMS_MAX];
     struct kv_head_view views[VIEWS_MAX];
     uint32_t *tables[VIEWS_MAX]; /* page tables */
+    float *summaries[VIEWS_MAX]; /* host, what views' summary points to; NULL: none */
     float *inverse_freq;
     struct rope_params rope;
     float *qkv; /* host, before rope_and_append */

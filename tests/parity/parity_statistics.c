@@ -282,7 +282,8 @@ static void check_window_sums(const struct comparison *c) {
 static void check_above(const struct comparison *c) {
     const struct kv_statistics *s = c->after;
     for (uint32_t bit = 0; bit < STATISTIC_ABOVE_BITS; bit++) {
-        uint32_t row = bit < s->history ? ring_holder(c->item, s->history, bit, 0) : c->item->rows, visible = 0;
+        uint32_t row = bit < s->history ? ring_holder(c->item, s->history, bit, 0) : c->item->rows;
+        uint32_t visible = c->view->summary != NULL;
         for (uint32_t slot = 0; row < c->want->rows && slot < c->want->slots; slot++)
             visible += c->want->visible[(size_t)row * c->want->slots + slot];
         for (uint32_t slot = 0; slot < c->want->slots; slot++) {
@@ -331,8 +332,8 @@ static void check_head(
     if (recorded->before[head].needs == 0)
         return;
     const struct kv_item *item = &scene->items[head / kv_heads];
-    struct reference_statistics want = reference_statistics(&scene->pool, item, &scene->views[head], head % kv_heads,
-        layer, recorded->before[head].seed, scene->heads, scene->qkv);
+    struct reference_statistics want = reference_statistics(&scene->pool, item, &scene->views[head],
+        scene->summaries[head], head % kv_heads, layer, recorded->before[head].seed, scene->heads, scene->qkv);
     struct kv_statistics after = recorded_download(parity, scene, recorded, head);
     struct comparison c = {parity, item, &scene->views[head], &recorded->before[head], &after, &want};
     check_sums(&c);

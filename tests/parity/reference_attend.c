@@ -92,6 +92,7 @@ struct head {
     int64_t *positions; /* INT64_MAX: unused */
     double *keys;       /* [slots][d] */
     double *values;     /* [slots][d] */
+    double *logits;     /* [slots] what is added to scores */
 };
 
 static void *memory(size_t count, size_t bytes) {
@@ -101,13 +102,24 @@ static void *memory(size_t count, size_t bytes) {
     return result;
 }
 
-static struct head head_read(const struct reference_pool *pool, const struct kv_head_view *view) {
+/* A summary is one slot more, at a position that every row sees. */
+static struct head head_read(const struct reference_pool *pool, const struct kv_head_view *view, const float *summary) {
     uint32_t dim = pool->layout.head_dim;
     enum kv_format format = pool->layout.format;
-    struct head head = {.slots = view->slots,
-        .positions = memory(view->slots, sizeof(int64_t)),
-        .keys = memory((size_t)view->slots * dim, sizeof(double)),
-        .values = memory((size_t)view->slots * dim, sizeof(double))};
+    size_t slots = (size_t)view->slots + 1;
+    struct head head = {.slots = view->slots + (summary != NULL),
+        .positions = memory(slots, sizeof(int64_t)),
+        .keys = memory(slots * dim, sizeof(double)),
+        .values = memory(slots * dim, sizeof(double)),
+        .logits = memory(slots, sizeof(double))};
+    for (uint32_t i = 0; summary != NULL && i < dim; i++) {
+        head.keys[(size_t)view->slots * dim + i] = (double)summary[i];
+        head.values[(size_t)view->slots * dim + i] = (double)summary[dim + i];
+    }
+    if (summary != NULL) {
+        head.positions[view->slots] = -1;
+        head.logits[view->slots] = (double)summary[2 * dim];
+    }
     for (uint32_t slot = 0; slot < view->slots; slot++) {
         uint32_t page = view->pages[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
         int32_t position = *reference_position(pool, page, place);
@@ -125,6 +137,7 @@ static void head_free(struct head *head) {
     free(head->positions);
     free(head->keys);
     free(head->values);
+    free(head->logits);
 }
 
 /* One query head of one token. */
@@ -136,7 +149,7 @@ static void attend_one(const struct head *head, uint32_t dim, int64_t position, 
             continue;
         for (uint32_t channel = 0; channel < dim; channel++)
             scores[slot] += (double)query[channel] * head->keys[(size_t)slot * dim + channel];
-        scores[slot] /= sqrt(dim);
+        scores[slot] = scores[slot] / sqrt(dim) + head->logits[slot];
         most = fmax(most, scores[slot]);
     }
     for (uint32_t slot = 0; slot < head->slots; slot++)
@@ -152,12 +165,12 @@ static void attend_one(const struct head *head, uint32_t dim, int64_t position, 
 }
 
 void reference_attend(const struct reference_pool *pool, const struct kv_item *items, uint32_t items_count,
-    const struct kv_head_view *views, uint32_t heads, const float *qkv, double *out) {
+    const struct kv_head_view *views, const float *const *summaries, uint32_t heads, const float *qkv, double *out) {
     uint32_t kv_heads = pool->layout.kv_heads, dim = pool->layout.head_dim, group = heads / kv_heads;
     size_t stride = (size_t)(heads + 2 * kv_heads) * dim;
     for (uint32_t view = 0; view < items_count * kv_heads; view++) {
         const struct kv_item *item = &items[view / kv_heads];
-        struct head head = head_read(pool, &views[view]);
+        struct head head = head_read(pool, &views[view], summaries[view]);
         for (uint32_t token = 0; token < item->rows; token++) {
             size_t row = item->first_row + token;
             for (uint32_t query = view % kv_heads * group; query < (view % kv_heads + 1) * group; query++) {
@@ -167,4 +180,26 @@ void reference_attend(const struct reference_pool *pool, const struct kv_item *i
         }
         head_free(&head);
     }
+}
+
+void reference_summarise(const struct reference_pool *pool, const struct summary_update *update, const uint64_t *sum,
+    const float *sums_before, double *sums, double *summary) {
+    uint32_t dim = pool->layout.head_dim;
+    struct head head = head_read(pool, &update->view, NULL);
+    for (uint32_t i = 0; i < 2 * dim + 2; i++)
+        sums[i] = (double)sums_before[i];
+    for (uint32_t i = 0; i < update->count; i++) {
+        uint32_t slot = update->slots[i];
+        double weight = fmax((double)sum[slot] / 16777216 / (update->seen - update->positions[slot]), 1 / 16777216.0);
+        for (uint32_t channel = 0; channel < dim; channel++) {
+            sums[channel] += weight * head.keys[(size_t)slot * dim + channel];
+            sums[dim + channel] += weight * head.values[(size_t)slot * dim + channel];
+        }
+        sums[2 * dim] += weight;
+        sums[2 * dim + 1] += weight * log(weight);
+    }
+    for (uint32_t i = 0; i < 2 * dim; i++)
+        summary[i] = sums[i] / sums[2 * dim];
+    summary[2 * dim] = log(sums[2 * dim]) - sums[2 * dim + 1] / sums[2 * dim];
+    head_free(&head);
 }

@@ -32,6 +32,16 @@ static int64_t slot_position(const struct reference_pool *pool, const struct kv_
     return position == KV_NO_POSITION ? INT64_MAX : position;
 }
 
+/* The summary's key is that of a slot, and its logit is added. */
+static double summary_logit(const float *summary, uint32_t dim, const float *query) {
+    double sum = 0;
+    if (summary == NULL)
+        return -INFINITY;
+    for (uint32_t channel = 0; channel < dim; channel++)
+        sum += (double)query[channel] * (double)summary[channel];
+    return sum / sqrt(dim) + (double)summary[2 * dim];
+}
+
 static double logit(
     const struct reference_pool *pool, const struct kv_head_view *view, uint32_t slot, const float *query) {
     uint32_t dim = pool->layout.head_dim;
@@ -44,22 +54,25 @@ static double logit(
     return sum / sqrt(dim);
 }
 
-/* x [slots] becomes its softmax over the visible slots, 0 elsewhere. */
-static void softmax(double *x, const bool *visible, uint32_t slots) {
-    double most = -INFINITY, sum = 0;
+/* x [slots] becomes its softmax over the visible slots and the summary, 0 elsewhere. Returns the summary's part of it,
+ * whose score is -infinity if there is none. */
+static double softmax(double *x, const bool *visible, uint32_t slots, double summary) {
+    double most = summary, sum = 0;
     for (uint32_t slot = 0; slot < slots; slot++)
         most = visible[slot] ? fmax(most, x[slot]) : most;
     for (uint32_t slot = 0; slot < slots; slot++) {
         x[slot] = visible[slot] ? exp(x[slot] - most) : 0;
         sum += x[slot];
     }
+    sum += exp(summary - most);
     for (uint32_t slot = 0; slot < slots; slot++)
         x[slot] /= sum;
+    return exp(summary - most) / sum;
 }
 
 struct reference_statistics reference_statistics(const struct reference_pool *pool, const struct kv_item *item,
-    const struct kv_head_view *view, uint32_t kv_head, uint32_t layer, uint64_t seed, uint32_t heads,
-    const float *qkv) {
+    const struct kv_head_view *view, const float *summary, uint32_t kv_head, uint32_t layer, uint64_t seed,
+    uint32_t heads, const float *qkv) {
     uint32_t slots = view->slots, dim = pool->layout.head_dim, group = heads / pool->layout.kv_heads;
     size_t stride = (size_t)(heads + 2 * pool->layout.kv_heads) * dim;
     struct reference_statistics s = {
@@ -91,8 +104,10 @@ struct reference_statistics reference_statistics(const struct reference_pool *po
                 uint32_t at = (uint32_t)slot_position(pool, view, slot);
                 noisy[slot] = (p[slot] + reference_gumbel(seed, layer, head, position, at)) / tau;
             }
-            softmax(p, visible, slots);
-            softmax(noisy, visible, slots);
+            double rest = summary_logit(summary, dim, query);
+            softmax(noisy, visible, slots, rest / tau); /* without noise of its own */
+            rest = softmax(p, visible, slots, rest);
+            s.entropy[row] -= rest > 0 ? rest * log(rest) / group : 0;
             for (uint32_t slot = 0; slot < slots; slot++) {
                 s.a[(size_t)row * slots + slot] += p[slot] / group;
                 s.squared[slot] += p[slot] * p[slot] / group;
