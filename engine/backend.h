@@ -276,6 +276,13 @@ struct backend_operations {
     /* Adds what is evicted to heads' summary slots. Heads are distinct. Before the slots are moved or cleared. */
     void (*summarise)(struct backend *, const struct kv_pool *, const struct summary_update *updates, uint32_t count);
 
+    /* What the slots of one head weigh, host [slots] each, either may be NULL: value_norm = ln(1e-6 + |v|), output_norm
+     * = ln(1e-6 + mean over the group of |v W_h|), L2 norms; 0 for empty slots. output: the layer's W_o. heads: H.
+     * ERROR_MEMORY, ERROR_INVALID. */
+    int (*slot_norms)(struct backend *, const struct kv_pool *, const struct kv_head_view *view,
+        const struct tensor *output, uint32_t layer, uint32_t head, uint32_t heads, float *value_norm,
+        float *output_norm, struct error *error);
+
     /* cake's layer preference before exponents: entropy[i] = - sum p ln p, variance[i] = sum over slots and query heads
      * of the population variance over the window's queries of p[h,t,slot]; over slots outside the protected ones. Needs
      * STATISTIC_HEAD_WINDOW. Host results. */

@@ -178,7 +178,8 @@ static int prepare_batch(struct engine *engine, const struct batch_item *items, 
 /* Rows of an item that will have left the window before the next prune. */
 static uint32_t window_from(const struct sequence *sequence, uint32_t position, uint32_t rows) {
     uint32_t next = sequence_next_prune(sequence), window = sequence->eviction.settings.window;
-    if (next == UINT32_MAX || next < window || next - window <= position)
+    bool recorded = (sequence->eviction.recorded & STATISTICS_WINDOWED) != 0; /* may be read before */
+    if (recorded || next == UINT32_MAX || next < window || next - window <= position)
         return 0;
     uint32_t from = next - window - position;
     return from < rows ? from : rows;

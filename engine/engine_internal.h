@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of engine.h: what its files (engine.c, sequence.c, prune.c, rotation.c, swap.c, demand.c) share.
+ * The inside of engine.h: what its files (engine.c, sequence.c, prune.c, features.c, rotation.c, swap.c, demand.c)
+ * share.
  */
 #ifndef ENGINE_ENGINE_INTERNAL_H
 #define ENGINE_ENGINE_INTERNAL_H
@@ -33,7 +34,9 @@ struct engine {
 /* What a sequence keeps for its policy. */
 struct eviction {
     struct policy_settings settings; /* policy NULL: none was chosen */
-    bool evicts;                     /* some token may have to go */
+    uint32_t recorded;               /* statistics that are kept in any case: sequence_record */
+    uint32_t recorded_window;
+    bool evicts; /* some token may have to go */
     uint32_t prompt_tokens;
     uint32_t handled;              /* length at the last prune that was due and is done */
     bool chosen;                   /* for the prune that is being planned */
@@ -61,6 +64,16 @@ static inline const struct backend_operations *engine_operations(const struct en
 
 static inline uint32_t engine_heads(const struct engine *engine) {
     return engine->model->shape.layers * engine->model->shape.kv_heads;
+}
+
+/* Statistics of the last queries only. */
+enum { STATISTICS_WINDOWED = STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS };
+
+/* Statistics that the sequence keeps: for its policy, before or after its first prune, and those that are recorded. */
+static inline uint32_t sequence_needs(const struct sequence *sequence, bool first) {
+    const struct eviction *eviction = &sequence->eviction;
+    uint32_t needs = eviction->settings.policy != NULL ? policy_needs(&eviction->settings, first) : 0;
+    return needs | eviction->recorded;
 }
 
 /* sequence.c */

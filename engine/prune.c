@@ -111,7 +111,7 @@ static bool is_over(const struct sequence *sequence) {
 static void finish(struct sequence *sequence) {
     struct eviction *eviction = &sequence->eviction;
     eviction->handled = sequence_length(sequence);
-    if (sequence_next_prune(sequence) == UINT32_MAX) { /* decode: keep */
+    if (sequence_next_prune(sequence) == UINT32_MAX && eviction->recorded == 0) { /* decode: keep */
         statistics_free(eviction->statistics);
         eviction->statistics = NULL;
         sequence_charge_less(sequence);
@@ -206,6 +206,7 @@ static bool reads_order(const struct score_stage *stages, uint32_t count) {
     return false;
 }
 
+/* *scores NULL: nothing will be scored. */
 static void fill_job(struct prune_job *job, float **scores) {
     struct sequence *sequence = job->sequence;
     const struct engine *engine = sequence->engine;
@@ -241,7 +242,8 @@ static void fill_job(struct prune_job *job, float **scores) {
         if (eviction->statistics != NULL)
             head->statistics = eviction->statistics->heads[i];
         job->slots[i] = head->view.slots;
-        *scores += head->view.slots;
+        if (*scores != NULL)
+            *scores += head->view.slots;
     }
 }
 
@@ -349,23 +351,31 @@ static void ask_for_worst(struct prune_job *job) {
     }
 }
 
-/* Plans all jobs, scores excepted. */
-static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen) {
-    struct engine *engine = prune->engine;
-    struct prune_space *space = &engine->prune;
+/* Work space of all jobs: where their numbers lie. */
+static int prepare(struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen) {
+    struct prune_space *space = &prune->engine->prune;
     struct arena arena = {0};
     uint32_t longest = 0;
-    size_t slots = 0;
     lay_out_all(prune, sequences, count, chosen, &arena);
     if (grow_memory(space, arena.at) != 0)
         return ERROR_MEMORY;
     arena = (struct arena){.base = space->memory};
     lay_out_all(prune, sequences, count, chosen, &arena);
-    for (uint32_t i = 0; i < prune->count; i++) {
-        slots += prune->jobs[i].slots_count;
+    for (uint32_t i = 0; i < prune->count; i++)
         longest = prune->jobs[i].seen > longest ? prune->jobs[i].seen : longest;
-    }
-    if (grow_scores(engine, slots) != 0 || grow_identity(space, longest) != 0)
+    return grow_identity(space, longest);
+}
+
+/* Plans all jobs, scores excepted. */
+static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen) {
+    struct engine *engine = prune->engine;
+    struct prune_space *space = &engine->prune;
+    size_t slots = 0;
+    if (prepare(prune, sequences, count, chosen) != 0)
+        return ERROR_MEMORY;
+    for (uint32_t i = 0; i < prune->count; i++)
+        slots += prune->jobs[i].slots_count;
+    if (grow_scores(engine, slots) != 0)
         return ERROR_MEMORY;
     space->rope = transformer_rope(engine->transformer);
     float *scores = space->scores;
@@ -423,21 +433,22 @@ static int check_shared(const struct prune *prune, const struct prune_job *job, 
     return 0;
 }
 
-/* What goes of a head whose row was selected. A slot that is empty goes too. */
-static struct kv_removal removal_of(const struct prune_job *job, const struct select_row *row) {
-    if (row->kept == row->slots)
+/* What goes of a head that keeps `kept` of its slots. A slot that is empty goes too. */
+static struct kv_removal removal_of(
+    const struct prune_job *job, const uint32_t *keep, uint32_t kept, uint32_t slots, const uint32_t *positions) {
+    if (kept == slots)
         return (struct kv_removal){.evict = KV_NO_SLOT};
-    if (!job->mark || row->kept + 1 < row->slots)
-        return (struct kv_removal){.keep = row->keep, .count = row->kept, .evict = KV_NO_SLOT};
-    uint32_t evict = 0, end = row->kept;
+    if (!job->mark || kept + 1 < slots)
+        return (struct kv_removal){.keep = keep, .count = kept, .evict = KV_NO_SLOT};
+    uint32_t evict = 0, end = kept;
     while (evict < end) { /* the lists agree up to the slot that is missing */
         uint32_t middle = evict + (end - evict) / 2;
-        if (row->keep[middle] == middle)
+        if (keep[middle] == middle)
             evict = middle + 1;
         else
             end = middle;
     }
-    if (row->positions[evict] == KV_NO_POSITION) /* was marked before, and still is */
+    if (positions[evict] == KV_NO_POSITION) /* was marked before, and still is */
         return (struct kv_removal){.evict = KV_NO_SLOT};
     return (struct kv_removal){.evict = evict};
 }
@@ -466,8 +477,10 @@ static int select_job(struct prune *prune, struct prune_job *job, struct error *
     int code =
         select_slots(job->rows, job->rows_count, settings->scope, settings->floor, &prune->engine->prune.select, error);
     uint32_t heads_a_row = engine_heads(prune->engine) / job->rows_count;
-    for (uint32_t i = 0; i < engine_heads(prune->engine) && code == 0; i++)
-        job->removals[i] = removal_of(job, &job->rows[i / heads_a_row]);
+    for (uint32_t i = 0; i < engine_heads(prune->engine) && code == 0; i++) {
+        const struct select_row *row = &job->rows[i / heads_a_row];
+        job->removals[i] = removal_of(job, row->keep, row->kept, row->slots, row->positions);
+    }
     return code;
 }
 
@@ -476,7 +489,7 @@ static int select_job(struct prune *prune, struct prune_job *job, struct error *
 /* Statistics follow their slots; what is not needed after the first prune goes. */
 static void follow(struct prune_job *job) {
     struct eviction *eviction = &job->sequence->eviction;
-    uint32_t needs = policy_needs(&eviction->settings, false);
+    uint32_t needs = sequence_needs(job->sequence, false);
     if (eviction->statistics == NULL)
         return;
     if (needs != 0) {
@@ -568,4 +581,40 @@ int sequence_scores(struct sequence *sequence, float *out, struct error *error) 
             *out++ = job->heads[i].view.slots > 0 ? scores[slot] : INFINITY; /* it keeps everything */
     }
     return code;
+}
+
+/* Slots of a head that stay: ascending, distinct, and there. */
+static int check_list(
+    const struct prune_job *job, uint32_t head, const uint32_t *list, uint32_t count, struct error *error) {
+    for (uint32_t i = 0; i < count; i++)
+        if (list[i] >= job->slots[head] || (i > 0 && list[i] <= list[i - 1]))
+            return error_set(error, ERROR_INVALID, "head %u: slot %u is out of place among %u of %u", head, list[i],
+                count, job->slots[head]);
+    return 0;
+}
+
+int sequence_prune_to(
+    struct sequence *sequence, const uint32_t *const *lists, const uint32_t *counts, struct error *error) {
+    struct prune prune = {.engine = sequence->engine};
+    bool some = false;
+    if (!is_due(sequence))
+        return error_set(error, ERROR_INVALID, "no prune of this sequence is due");
+    sequence->eviction.chosen = true;
+    if (prepare(&prune, &sequence, 1, 1) != 0)
+        return error_set(error, ERROR_MEMORY, "no memory to prune a sequence");
+    struct prune_job *job = prune.jobs;
+    float *none = NULL;
+    fill_job(job, &none);
+    for (uint32_t i = 0; i < engine_heads(sequence->engine); i++) {
+        int code = check_list(job, i, lists[i], counts[i], error);
+        if (code != 0)
+            return code;
+        job->removals[i] =
+            removal_of(job, lists[i], counts[i], job->slots[i], positions_of(sequence->engine, sequence, i));
+        some = some || job->removals[i].keep != NULL || job->removals[i].evict != KV_NO_SLOT;
+    }
+    if (some)
+        return compact(job, error);
+    finish(sequence);
+    return 0;
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { RECORDED_WINDOW_MAX = 256 };
+
 struct sequence *sequence_create(struct engine *engine) {
     struct sequence *sequence = calloc(1, sizeof *sequence);
     if (sequence == NULL)
@@ -47,9 +49,10 @@ static int fork_sinks(struct sequence *fork, const struct sequence *sequence) {
 static int fork_eviction(struct sequence *fork, const struct sequence *sequence) {
     const struct eviction *from = &sequence->eviction;
     struct eviction *to = &fork->eviction;
-    if (from->settings.policy == NULL)
-        return 0;
-    policy_settings_copy(&to->settings, &from->settings);
+    if (from->settings.policy != NULL)
+        policy_settings_copy(&to->settings, &from->settings);
+    to->recorded = from->recorded;
+    to->recorded_window = from->recorded_window;
     to->evicts = from->evicts;
     to->prompt_tokens = from->prompt_tokens;
     to->handled = from->handled;
@@ -158,6 +161,52 @@ struct statistics_shape engine_statistics_shape(const struct engine *engine, con
     };
 }
 
+/* What is needed by a policy (settings->policy NULL: none) and recorded beside it; nothing was attended to yet. */
+static int create_statistics(struct sequence *sequence, const struct policy_settings *settings, uint32_t recorded,
+    uint32_t window, struct error *error) {
+    uint32_t needs = settings->policy != NULL ? policy_needs(settings, true) : 0;
+    struct statistics_shape shape = engine_statistics_shape(sequence->engine, settings);
+    struct statistics *statistics = NULL;
+    if (recorded & STATISTICS_WINDOWED) {
+        if ((needs & STATISTICS_WINDOWED) && shape.window != window)
+            return error_set(error, ERROR_INVALID, "a window of %u cannot be recorded beside the policy's of %u",
+                window, shape.window);
+        shape.window = window;
+    }
+    if ((needs | recorded) != 0) {
+        statistics = statistics_create(sequence->engine->backend, &shape, needs | recorded, error);
+        if (statistics == NULL)
+            return ERROR_MEMORY;
+    }
+    statistics_free(sequence->eviction.statistics);
+    sequence->eviction.statistics = statistics;
+    return 0;
+}
+
+int sequence_record(struct sequence *sequence, uint32_t statistics, uint32_t window, struct error *error) {
+    const uint32_t allowed =
+        STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY | STATISTIC_MOMENTS | STATISTICS_WINDOWED;
+    struct eviction *eviction = &sequence->eviction;
+    bool windowed = (statistics & STATISTICS_WINDOWED) != 0;
+    if (sequence_length(sequence) > 0)
+        return error_set(error, ERROR_INVALID, "statistics are recorded from a sequence's first token on");
+    if ((statistics & ~allowed) != 0)
+        return error_set(error, ERROR_INVALID, "statistics %#x cannot be recorded", statistics & ~allowed);
+    if (windowed && (window == 0 || window > RECORDED_WINDOW_MAX))
+        return error_set(
+            error, ERROR_INVALID, "a window of %u queries, allowed are 1 to %d", window, RECORDED_WINDOW_MAX);
+    if (windowed && (eviction->recorded & STATISTICS_WINDOWED) && eviction->recorded_window != window)
+        return error_set(
+            error, ERROR_INVALID, "a window of %u queries beside one of %u", window, eviction->recorded_window);
+    uint32_t recorded = eviction->recorded | statistics, kept = windowed ? window : eviction->recorded_window;
+    int code = create_statistics(sequence, &eviction->settings, recorded, kept, error);
+    if (code != 0)
+        return code;
+    eviction->recorded = recorded;
+    eviction->recorded_window = kept;
+    return 0;
+}
+
 int sequence_set_policy(
     struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error) {
     struct eviction *eviction = &sequence->eviction;
@@ -166,15 +215,10 @@ int sequence_set_policy(
     int code = policy_settings_check(settings, error);
     if (code == 0)
         code = check_gates(sequence->engine, settings, error);
+    if (code == 0)
+        code = create_statistics(sequence, settings, eviction->recorded, eviction->recorded_window, error);
     if (code != 0)
         return code;
-    uint32_t needs = policy_needs(settings, true);
-    if (needs != 0) {
-        struct statistics_shape shape = engine_statistics_shape(sequence->engine, settings);
-        eviction->statistics = statistics_create(sequence->engine->backend, &shape, needs, error);
-        if (eviction->statistics == NULL)
-            return ERROR_MEMORY;
-    }
     policy_settings_copy(&eviction->settings, settings);
     eviction->evicts = !policy_settings_keep_all(settings);
     eviction->prompt_tokens = prompt_tokens;
@@ -238,6 +282,8 @@ uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens,
     if (eviction->evicts)
         limit = policy_reusable_tokens(
             &eviction->settings, eviction->prompt_tokens < count ? eviction->prompt_tokens : count);
+    if (eviction->recorded != 0) /* from the first token on */
+        limit = 0;
     if (limit == 0 || sequence_reserve_tokens(sequence, count) != 0)
         return 0;
     uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, limit);

@@ -135,6 +135,7 @@ static const struct backend_operations operations = {
     .attend = cpu_attend,
     .score = cpu_score,
     .summarise = cpu_summarise,
+    .slot_norms = cpu_slot_norms,
     .window_preference = cpu_window_preference,
     .rotate_slots = cpu_rotate_slots,
     .unrotate_slots = cpu_unrotate_slots,

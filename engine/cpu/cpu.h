@@ -76,11 +76,14 @@ void cpu_move_slots(struct backend *, const struct kv_pool *, const uint32_t *pa
 void cpu_clear_slots(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t first, uint32_t end);
 void cpu_poison_pages(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t count);
 
-/* score.c, score_state.c, score_attention.c, score_rotate.c */
+/* score.c, score_state.c, score_numbers.c, score_attention.c, score_rotate.c */
 const struct score_kernels *cpu_score_kernels(enum cpu_tier tier);
 void cpu_score_state_free(struct cpu_backend *cpu);
 int cpu_score(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
     uint32_t heads, struct error *error);
+int cpu_slot_norms(struct backend *, const struct kv_pool *, const struct kv_head_view *view,
+    const struct tensor *output, uint32_t layer, uint32_t head, uint32_t heads, float *value_norm, float *output_norm,
+    struct error *error);
 void cpu_window_preference(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
     uint32_t heads, double *entropy, double *variance);
 void cpu_rotate_slots(struct backend *, const struct kv_pool *, const struct rope_params *, const uint32_t *pages,

@@ -12,6 +12,7 @@
  *   score_keys.c       stages on keys, and the norm of values
  *   score_output.c     stages that need the output matrix W_o
  *   score_matrix.c     what is computed from W_o before the stages, and kept
+ *   score_numbers.c    what the network keeps of a slot; slot_norms
  *   score_pool.c       pooling along positions, protection
  *   score_rotate.c     rotate_slots, unrotate_slots
  */
@@ -81,6 +82,8 @@ struct score_kernels {
     void (*add_scaled)(const float *x, const float factors[SCORE_LANES], uint32_t rows, float *sums);
     /* out [16] += sum over rows of |x|; x [rows][16] */
     void (*add_absolute)(const float *x, uint32_t rows, double out[SCORE_LANES]);
+    /* out [16] = ln(1e-6 + x) of 16 numbers >= 0. */
+    void (*logs)(const float x[SCORE_LANES], float out[SCORE_LANES]);
     /* 16 numbers of f16, exact. */
     void (*halves)(const uint16_t *from, float out[SCORE_LANES]);
     struct score_format_kernels formats[KV_FORMATS];

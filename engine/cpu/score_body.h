@@ -3,6 +3,7 @@
  * The kernels of score.h. A tier's file includes its lanes_*.h, then this. Loops without lanes are such as the compiler
  * vectorises: every element on its own, integers or exact conversions, no sums.
  */
+#include "engine/cpu/lanes_math.h"
 #include "engine/cpu/score.h"
 #include "engine/philox.h"
 
@@ -340,6 +341,10 @@ static void score_add_absolute(const float *x, uint32_t rows, double out[SCORE_L
         out[lane] += total[lane];
 }
 
+static void score_logs(const float x[SCORE_LANES], float out[SCORE_LANES]) {
+    lanes_store(out, lanes_log(lanes_add(lanes_load(x), lanes_set(1e-6f))));
+}
+
 static void score_halves(const uint16_t *from, float out[SCORE_LANES]) {
     lanes_store(out, lanes_load_half(from));
 }
@@ -464,7 +469,7 @@ static void score_values_bf16(const char *page, const char *ahead, uint32_t dim,
         .scatter = score_scatter, .pool_max = score_pool, .products = score_products,                                  \
         .exact_products = score_exact_products, .squares = score_squares, .dots = score_dots,                          \
         .distances = score_distances, .drop_errors = score_drop_errors, .add_scaled = score_add_scaled,                \
-        .add_absolute = score_add_absolute, .halves = score_halves, .worst = score_worst, .formats = {                 \
+        .add_absolute = score_add_absolute, .halves = score_halves, .logs = score_logs, .worst = score_worst, .formats = {                 \
             [KV_F32] = {score_keys_f32, score_values_f32},                                                             \
             [KV_F16] = {score_keys_f16, score_values_f16},                                                             \
             [KV_BF16] = {score_keys_bf16, score_values_bf16},                                                          \

@@ -353,16 +353,18 @@ static int prepare_norms(const struct score_call *call) {
     return code;
 }
 
+int score_factors_prepare(const struct score_call *call, const struct score_layer *layer, struct error *error) {
+    int code = matrices_get(call, error);
+    if (code == 0 && prepare_pairs(call, layer) != 0)
+        code = error_set(error, ERROR_MEMORY, "no memory for products of the output matrix of layer %u", layer->layer);
+    return code;
+}
+
 int score_matrices_prepare(const struct score_call *call, struct error *error) {
     for (uint32_t i = 0; i < call->count; i++) {
-        if (!needs_pairs(&call->layers[i]))
-            continue;
-        int code = matrices_get(call, error);
+        int code = needs_pairs(&call->layers[i]) ? score_factors_prepare(call, &call->layers[i], error) : 0;
         if (code != 0)
             return code;
-        if (prepare_pairs(call, &call->layers[i]) != 0)
-            return error_set(
-                error, ERROR_MEMORY, "no memory for products of the output matrix of layer %u", call->layers[i].layer);
     }
     if (prepare_norms(call) != 0)
         return error_set(error, ERROR_MEMORY, "no memory for output norms");

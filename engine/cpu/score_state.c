@@ -70,6 +70,7 @@ static size_t blocks_floats(const struct score_call *call, const struct score_la
 static struct score_size measure(const struct score_call *call) {
     struct score_size size = {.kv_heads = call->pool->layout.kv_heads, .dim = call->pool->layout.head_dim};
     size.group = call->heads / size.kv_heads;
+    size.blocks = 2 * size.dim * SCORE_LANES; /* slot_norms */
     for (uint32_t i = 0; i < call->count; i++) {
         size_t layer_slots = 0;
         for (uint32_t head = 0; head < size.kv_heads; head++) {

@@ -54,7 +54,9 @@ struct score_state *score_state_get(struct cpu_backend *cpu);
 /* Scratch for the layers of a call. ERROR_MEMORY. */
 int score_scratch_prepare(const struct score_call *call, struct error *error);
 
-/* score_matrix.c: what the stages of a call need of output matrices, and the output norms of slots that have none yet.
+/* score_matrix.c: F_h of the layer's output matrix, in state->matrices[layer]. ERROR_MEMORY. */
+int score_factors_prepare(const struct score_call *call, const struct score_layer *layer, struct error *error);
+/* What the stages of a call need of output matrices, and the output norms of slots that have none yet.
  * ERROR_MEMORY. */
 int score_matrices_prepare(const struct score_call *call, struct error *error);
 void score_matrices_free(struct score_state *state);
