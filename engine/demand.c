@@ -29,10 +29,14 @@ static void hold(struct holding *holding, uint32_t slots) {
 /* A length, tokens that came after its prune, and what there is at most of both. */
 struct moment {
     uint32_t seen, more, tokens;
+    bool summary; /* one of B's slots is none of a token, once one went */
 };
 
 static uint32_t slots_at(const struct moment *moment, uint32_t budget) {
-    uint64_t slots = (uint64_t)(budget < moment->seen ? budget : moment->seen) + moment->more;
+    uint64_t slots = moment->seen;
+    if (budget < moment->seen)
+        slots = moment->summary ? sequence_beside_summary(budget) : budget;
+    slots += moment->more;
     return slots < moment->tokens ? (uint32_t)slots : moment->tokens;
 }
 
@@ -86,6 +90,13 @@ static uint64_t statistics_pages(
     return kv_cache_pages_of(engine->cache, bytes);
 }
 
+/* Of summary slots, from just before the first prune on. */
+static uint64_t summaries_pages(const struct engine *engine, const struct policy_settings *settings) {
+    const struct model_shape *shape = &engine->model->shape;
+    size_t bytes = settings->summary ? summaries_bytes(engine_heads(engine), shape->head_dim) : 0;
+    return kv_cache_pages_of(engine->cache, bytes);
+}
+
 struct sequence_demand engine_demand(
     const struct engine *engine, const struct policy_settings *settings, uint32_t prompt_tokens, uint32_t tokens) {
     uint64_t heads = engine_heads(engine);
@@ -96,14 +107,16 @@ struct sequence_demand engine_demand(
     struct sequence_demand demand;
     uint32_t peak = demand_prompt_slots(settings, prompt_tokens);
     demand.peak_pages = heads * kv_pages_for(peak) + statistics_pages(engine, settings, true, peak);
-    struct moment moment = {tokens, tokens > prompt_tokens ? settings->interval : 0, tokens};
+    if (prompt_tokens > budget_least(settings, prompt_tokens))
+        demand.peak_pages += summaries_pages(engine, settings);
+    struct moment moment = {tokens, tokens > prompt_tokens ? settings->interval : 0, tokens, settings->summary};
     if (settings->frozen_prompt)
-        moment = (struct moment){prompt_tokens, tokens - prompt_tokens, tokens};
+        moment = (struct moment){prompt_tokens, tokens - prompt_tokens, tokens, settings->summary};
     struct holding holding = hold_all(engine, settings, &moment);
-    demand.pages = holding.pages;
+    bool pruned = holding.slots < heads * tokens;
+    demand.pages = holding.pages + (pruned ? summaries_pages(engine, settings) : 0);
     if (settings->frozen_prompt)
         return demand;
-    bool pruned = holding.slots < heads * tokens;
     uint32_t mean = (uint32_t)((holding.slots + heads - 1) / heads);
     demand.pages += statistics_pages(engine, settings, !pruned, statistics_room_for(mean));
     return demand;

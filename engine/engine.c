@@ -212,12 +212,20 @@ static int append_items(struct engine *engine, struct batch_item *items, uint32_
     return 0;
 }
 
+static void collect_layer(const struct sequence *sequence, uint32_t layer, struct kv_head_view *views) {
+    uint32_t kv_heads = sequence->engine->model->shape.kv_heads;
+    const struct summaries *summaries = sequence->eviction.summaries;
+    kv_sequence_views(sequence->kv, layer, views);
+    for (uint32_t head = 0; summaries != NULL && head < kv_heads; head++)
+        views[head].summary = summaries_slot(summaries, layer * kv_heads + head);
+}
+
 static void collect_views(struct engine *engine, const struct batch_item *items, uint32_t count) {
     const struct model_shape *shape = &engine->model->shape;
     struct kv_head_view *views = engine->views;
     for (uint32_t layer = 0; layer < shape->layers; layer++)
         for (uint32_t i = 0; i < count; i++, views += shape->kv_heads)
-            kv_sequence_views(items[i].sequence->kv, layer, views);
+            collect_layer(items[i].sequence, layer, views);
 }
 
 /* Returns the needs of all. Where they are none the work space is left as it is. */

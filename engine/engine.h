@@ -123,22 +123,23 @@ struct sequence_demand {
 struct sequence_demand engine_demand(
     const struct engine *engine, const struct policy_settings *settings, uint32_t prompt_tokens, uint32_t tokens);
 
-/* Bytes of statistics that the sequence holds, and that all sequences hold; charged to the page pool. */
+/* Bytes of statistics and summary slots that the sequence holds, and that all sequences hold; charged to the page pool.
+ */
 size_t sequence_statistics_bytes(const struct sequence *sequence);
 size_t engine_statistics_bytes(const struct engine *engine);
 
 /* What a sequence holds of the cache. Not of one that is swapped out. */
 struct sequence_memory {
     uint32_t seen;       /* tokens */
-    double kept;         /* of them: mean over layers and KV heads */
-    uint64_t bytes;      /* pages, shared ones counted whole, and statistics */
+    double kept;         /* of them: mean over layers and KV heads; a summary slot is not one of them */
+    uint64_t bytes;      /* pages, shared ones counted whole, statistics and summary slots */
     uint64_t bytes_full; /* of the pages that all its tokens would take */
 };
 struct sequence_memory sequence_memory(const struct sequence *sequence);
 
-/* Moves a sequence's pages, statistics and policy state to host memory, and back. Out: its pages are free at once;
- * until it is back only sequence_free, sequence_length, sequence_tokens and sequence_swap_in may be called. In:
- * ERROR_PAGES when there are not enough free ones (it stays out). */
+/* Moves a sequence's pages, statistics, summary slots and policy state to host memory, and back. Out: its pages are
+ * free at once; until it is back only sequence_free, sequence_length, sequence_tokens and sequence_swap_in may be
+ * called. In: ERROR_PAGES when there are not enough free ones (it stays out). */
 int sequence_swap_out(struct sequence *sequence, struct error *error);
 int sequence_swap_in(struct sequence *sequence, struct error *error);
 size_t sequence_swap_bytes(const struct sequence *sequence);   /* that swapping out takes or took of host memory */

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "engine/prune.h"
 #include "engine/statistics.h"
+#include "engine/summary.h"
 #include "engine/transformer.h"
 
 struct engine {
@@ -42,6 +43,7 @@ struct eviction {
     bool chosen;                   /* for the prune that is being planned */
     bool pruned;                   /* a prune took place that was over budget */
     struct statistics *statistics; /* NULL: none are needed */
+    struct summaries *summaries;   /* NULL: not asked for, or nothing was evicted */
     double *layer_preferences;     /* [layers] of the first prune, cake; else NULL */
     float *gates;     /* [layers * kv_heads] of the first prune, rlkv and hybrid without a file; else NULL */
     uint32_t sinks;   /* tokens that sink_keys are of, with cache_positions */
@@ -86,6 +88,12 @@ uint32_t sequence_next_prune(const struct sequence *sequence);
 struct statistics_shape engine_statistics_shape(const struct engine *engine, const struct policy_settings *settings);
 /* Room for the statistics of `count` more tokens, charged to the pool. ERROR_PAGES, ERROR_MEMORY. */
 int sequence_reserve_statistics(struct sequence *sequence, uint32_t count, struct error *error);
+/* Before a prune that evicts: memory for summary slots, if they are asked for and there is none yet, charged to the
+ * pool. ERROR_PAGES, ERROR_MEMORY; then nothing changed. And gives it back when nothing was evicted after all. */
+int sequence_prepare_summaries(struct sequence *sequence, struct error *error);
+void sequence_drop_unused_summaries(struct sequence *sequence);
+/* What of B is left for tokens, beside the summary slot of a head that has one. */
+uint32_t sequence_beside_summary(uint32_t budget);
 /* Bytes that the sequence holds in the device beside its pages; and charges the pool with them, which were more. */
 size_t sequence_device_bytes(const struct sequence *sequence);
 void sequence_charge_less(struct sequence *sequence);

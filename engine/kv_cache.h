@@ -106,6 +106,10 @@ struct kv_removal {
  * are and those above move into the places that became free (kv_removal_moves): only as many slots move as must, and
  * the head's slots are no longer in order of position. Errors as kv_sequence_keep; then nothing changed in any head. */
 int kv_sequence_prune(struct kv_sequence *sequence, const struct kv_removal *removals, struct error *error);
+/* The same; before(context) is called once nothing can fail any more, while all slots are still there: for whoever
+ * wants to read what goes. Not called when nothing goes. */
+int kv_sequence_prune_after(struct kv_sequence *sequence, const struct kv_removal *removals, void (*before)(void *),
+    void *context, struct error *error);
 /* The moves of a removal with keep: from, to [count at most], both ascending. Returns how many there are. */
 uint32_t kv_removal_moves(const uint32_t *keep, uint32_t count, uint32_t *from, uint32_t *to);
 

@@ -214,6 +214,11 @@ static void remove_all(
 }
 
 int kv_sequence_prune(struct kv_sequence *sequence, const struct kv_removal *removals, struct error *error) {
+    return kv_sequence_prune_after(sequence, removals, NULL, NULL, error);
+}
+
+int kv_sequence_prune_after(struct kv_sequence *sequence, const struct kv_removal *removals, void (*before)(void *),
+    void *context, struct error *error) {
     struct removal_scratch scratch = {0};
     uint32_t heads = sequence->cache->pages.heads;
     bool any = false;
@@ -236,6 +241,8 @@ int kv_sequence_prune(struct kv_sequence *sequence, const struct kv_removal *rem
     sequence->pruned = true;
     visit_all(sequence, removals, &scratch, own, NULL);
     kv_cache_flush_batch(sequence->cache);
+    if (before != NULL)
+        before(context);
     remove_all(sequence, removals, &scratch);
 done:
     scratch_free(&scratch, heads);

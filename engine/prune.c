@@ -32,7 +32,7 @@ struct prune_job {
     struct select_row *rows; /* one a head, or one a layer where all heads of a layer hold the same */
     uint32_t *keep;          /* rows' lists */
     struct kv_removal *removals;
-    void *statistics_work;
+    void *statistics_work, *summaries_work;
 };
 
 /* ---- work space ---- */
@@ -99,6 +99,8 @@ static bool is_due(const struct sequence *sequence) {
 
 static bool is_over(const struct sequence *sequence) {
     uint32_t budget = budget_least(&sequence->eviction.settings, sequence_length(sequence));
+    if (sequence->eviction.summaries != NULL)
+        budget = sequence_beside_summary(budget);
     const struct model_shape *shape = &sequence->engine->model->shape;
     for (uint32_t layer = 0; layer < shape->layers; layer++)
         for (uint32_t head = 0; head < shape->kv_heads; head++)
@@ -157,6 +159,8 @@ static void lay_out(struct prune_job *job, struct sequence *sequence, struct are
     job->keep = take(arena, job->slots_count, sizeof *job->keep);
     if (eviction->statistics != NULL)
         job->statistics_work = take(arena, 1, statistics_prune_work(eviction->statistics, job->slots_count));
+    if (eviction->settings.summary)
+        job->summaries_work = take(arena, 1, summaries_work(heads, job->slots_count));
 }
 
 struct prune {
@@ -325,6 +329,22 @@ static int allocate_budgets(struct prune *prune, struct prune_job *job) {
     return 0;
 }
 
+static bool rows_are_alone(const struct policy_settings *settings) {
+    return settings->scope == SCOPE_HEAD || (settings->scope == SCOPE_LAYER && settings->policy->shared);
+}
+
+/* The summary slot is one of a head's B. Where rows do not compete, a head that has lost nothing and need not lose
+ * anything now has none. */
+static void leave_room_for_summaries(struct prune_job *job) {
+    const struct eviction *eviction = &job->sequence->eviction;
+    bool alone = rows_are_alone(&eviction->settings);
+    for (uint32_t i = 0; eviction->settings.summary && i < engine_heads(job->sequence->engine); i++) {
+        bool has = summaries_slot(eviction->summaries, i) != NULL || job->slots[i] > job->budgets[i];
+        if (job->budgets[i] != BUDGET_ALL && (has || !alone))
+            job->budgets[i] = sequence_beside_summary(job->budgets[i]);
+    }
+}
+
 /* Heads that keep everything show no slots: they are neither scored nor selected. */
 static void leave_out_full(struct prune_job *job) {
     for (uint32_t i = 0; i < engine_heads(job->sequence->engine); i++)
@@ -341,8 +361,7 @@ static bool is_over_by_one(const struct prune_job *job, uint32_t head) {
 static void ask_for_worst(struct prune_job *job) {
     const struct policy_settings *settings = &job->sequence->eviction.settings;
     uint32_t heads = engine_heads(job->sequence->engine), heads_a_row = heads / job->rows_count;
-    bool alone = settings->scope == SCOPE_HEAD || (settings->scope == SCOPE_LAYER && settings->policy->shared);
-    job->one = job->mark && alone;
+    job->one = job->mark && rows_are_alone(settings);
     for (uint32_t i = 0; i < heads && job->one; i++)
         job->one = job->heads[i].view.slots <= job->budgets[i] || is_over_by_one(job, i);
     for (uint32_t i = 0; i < heads && job->one; i++) {
@@ -390,6 +409,7 @@ static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t
             protect(job);
             leave_out_full(job);
         }
+        leave_room_for_summaries(job);
         if (!prune->show_scores)
             ask_for_worst(job);
     }
@@ -501,12 +521,26 @@ static void follow(struct prune_job *job) {
     eviction->statistics = NULL;
 }
 
+/* What is about to go, while it is still there. */
+static void summarise(void *context) {
+    const struct prune_job *job = context;
+    const struct sequence *sequence = job->sequence;
+    const struct engine *engine = sequence->engine;
+    const struct eviction *eviction = &sequence->eviction;
+    if (eviction->summaries != NULL)
+        summaries_add(eviction->summaries, kv_cache_pool(engine->cache), sequence->kv, job->removals,
+            eviction->statistics->heads, engine->prune.identity, job->summaries_work);
+}
+
 static int compact(struct prune_job *job, struct error *error) {
     struct sequence *sequence = job->sequence;
     struct eviction *eviction = &sequence->eviction;
     int code = sequence_prepare_sinks(sequence, error);
     if (code == 0)
-        code = kv_sequence_prune(sequence->kv, job->removals, error);
+        code = sequence_prepare_summaries(sequence, error);
+    if (code == 0)
+        code = kv_sequence_prune_after(sequence->kv, job->removals, summarise, job, error);
+    sequence_drop_unused_summaries(sequence);
     if (code != 0)
         return code;
     eviction->pruned = true;

@@ -71,6 +71,11 @@ static int fork_eviction(struct sequence *fork, const struct sequence *sequence)
         if (to->statistics == NULL)
             return ERROR_MEMORY;
     }
+    if (from->summaries != NULL) {
+        to->summaries = summaries_fork(from->summaries);
+        if (to->summaries == NULL)
+            return ERROR_MEMORY;
+    }
     return 0;
 }
 
@@ -103,6 +108,7 @@ void sequence_free(struct sequence *sequence) {
     if (sequence->kv != NULL)
         kv_sequence_free(sequence->kv);
     statistics_free(eviction->statistics);
+    summaries_free(eviction->summaries);
     engine_operations(sequence->engine)->release(sequence->engine->backend, eviction->sink_keys);
     if (eviction->settings.policy != NULL)
         policy_settings_release(&eviction->settings);
@@ -145,6 +151,16 @@ static int check_gates(const struct engine *engine, const struct policy_settings
         return error_set(error, ERROR_UNSUPPORTED,
             "the gates are for %u layers of %u KV heads, this model has %u of %u", gates->layers, gates->kv_heads,
             shape->layers, shape->kv_heads);
+    return 0;
+}
+
+/* Positions in the cache turn the sinks' keys at every prune: a key that stands for tokens at many positions would have
+ * to turn with them. */
+static int check_summary(const struct policy_settings *settings, struct error *error) {
+    if (settings->summary && settings->cache_positions)
+        return error_set(error, ERROR_UNSUPPORTED,
+            "options summary and positions of policy %s: a summary slot needs original positions",
+            settings->policy->name);
     return 0;
 }
 
@@ -215,6 +231,8 @@ int sequence_set_policy(
     int code = policy_settings_check(settings, error);
     if (code == 0)
         code = check_gates(sequence->engine, settings, error);
+    if (code == 0)
+        code = check_summary(settings, error);
     if (code == 0)
         code = create_statistics(sequence, settings, eviction->recorded, eviction->recorded_window, error);
     if (code != 0)
@@ -303,11 +321,40 @@ static uint32_t statistics_hint(const struct sequence *sequence) {
 size_t sequence_device_bytes(const struct sequence *sequence) {
     const struct eviction *eviction = &sequence->eviction;
     size_t sinks = eviction->sink_keys != NULL || eviction->sinks_saved ? sequence_sink_bytes(sequence) : 0;
-    return sinks + (eviction->statistics != NULL ? eviction->statistics->bytes : 0);
+    size_t summaries = eviction->summaries != NULL ? eviction->summaries->bytes : 0;
+    return sinks + summaries + (eviction->statistics != NULL ? eviction->statistics->bytes : 0);
 }
 
 void sequence_charge_less(struct sequence *sequence) {
     kv_sequence_charge(sequence->kv, sequence_device_bytes(sequence), NULL);
+}
+
+int sequence_prepare_summaries(struct sequence *sequence, struct error *error) {
+    struct engine *engine = sequence->engine;
+    uint32_t heads = engine_heads(engine), dim = engine->model->shape.head_dim;
+    if (!sequence->eviction.settings.summary || sequence->eviction.summaries != NULL)
+        return 0;
+    int code = kv_sequence_charge(sequence->kv, sequence_device_bytes(sequence) + summaries_bytes(heads, dim), error);
+    if (code != 0)
+        return code;
+    sequence->eviction.summaries = summaries_create(engine->backend, heads, dim);
+    if (sequence->eviction.summaries != NULL)
+        return 0;
+    sequence_charge_less(sequence);
+    return error_set(error, ERROR_MEMORY, "no memory for the summary slots of a sequence");
+}
+
+void sequence_drop_unused_summaries(struct sequence *sequence) {
+    struct eviction *eviction = &sequence->eviction;
+    if (eviction->summaries == NULL || eviction->summaries->any)
+        return;
+    summaries_free(eviction->summaries);
+    eviction->summaries = NULL;
+    sequence_charge_less(sequence);
+}
+
+uint32_t sequence_beside_summary(uint32_t budget) {
+    return budget > 1 ? budget - 1 : budget;
 }
 
 int sequence_reserve_statistics(struct sequence *sequence, uint32_t count, struct error *error) {

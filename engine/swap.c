@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sequences move to host memory and back: pages, then statistics, then the keys of sinks, one after another.
+ * Sequences move to host memory and back: pages, then statistics, then summary slots, then the keys of
+ * sinks, one after another.
  */
 #include "engine/engine_internal.h"
 
@@ -35,6 +36,10 @@ int sequence_swap_out(struct sequence *sequence, struct error *error) {
         statistics_save(eviction->statistics, host);
         host += eviction->statistics->bytes;
     }
+    if (eviction->summaries != NULL) {
+        summaries_save(eviction->summaries, host);
+        host += eviction->summaries->bytes;
+    }
     if (eviction->sink_keys != NULL) {
         engine_operations(engine)->download(engine->backend, host, eviction->sink_keys, sequence_sink_bytes(sequence));
         engine_operations(engine)->release(engine->backend, eviction->sink_keys);
@@ -59,6 +64,12 @@ static int restore_sinks(struct sequence *sequence, const void *host, struct err
     return 0;
 }
 
+/* A sequence has summary slots or the keys of sinks: sequence_set_policy refuses both. */
+static int restore_rest(struct sequence *sequence, const void *host, struct error *error) {
+    struct summaries *summaries = sequence->eviction.summaries;
+    return summaries != NULL ? summaries_restore(summaries, host, error) : restore_sinks(sequence, host, error);
+}
+
 int sequence_swap_in(struct sequence *sequence, struct error *error) {
     struct eviction *eviction = &sequence->eviction;
     uint64_t needed = sequence_swap_pages(sequence), available = kv_cache_pages_free(sequence->engine->cache);
@@ -75,7 +86,7 @@ int sequence_swap_in(struct sequence *sequence, struct error *error) {
             return code;
         host += eviction->statistics->bytes;
     }
-    int code = restore_sinks(sequence, host, error);
+    int code = restore_rest(sequence, host, error);
     if (code != 0) {
         if (eviction->statistics != NULL) /* back to where it was */
             statistics_save(eviction->statistics,

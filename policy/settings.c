@@ -185,9 +185,10 @@ uint32_t policy_budget(const struct policy_settings *settings, uint32_t seen) {
 }
 
 uint32_t policy_needs(const struct policy_settings *settings, bool first) {
-    if (policy_settings_keep_all(settings) || settings->policy->needs == NULL)
+    if (policy_settings_keep_all(settings))
         return 0;
-    return settings->policy->needs(settings, first);
+    uint32_t needs = settings->policy->needs != NULL ? settings->policy->needs(settings, first) : 0;
+    return needs | (settings->summary ? STATISTIC_SUM : 0);
 }
 
 uint32_t policy_stages(const struct policy_settings *settings, struct score_stage stages[SCORE_STAGES_MAX]) {

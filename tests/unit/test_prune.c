@@ -48,6 +48,16 @@ static const char *const policies[] = {
     "restkv,tokens=24,window=8,interval=2",
     "rlkv,sinks=4,recent_tokens=16",
     "hybrid,ratio=0.5,minimum=8",
+    "h2o,tokens=24,summary=1",
+    "h2o,ratio=0.3,minimum=8,prefill_prune_every=25,interval=3,summary=1",
+    "streaming,tokens=24,summary=1",
+    "snapkv,tokens=24,window=8,decode=keep,summary=1",
+    "adakv,tokens=24,window=8,summary=1",
+    "tova,tokens=20,interval=4,summary=1",
+    "knorm,tokens=24,scope=model,summary=1",
+    "keyformer,tokens=24,summary=1",
+    "scissorhands,tokens=20,summary=1",
+    "hybrid,ratio=0.5,minimum=8,summary=1",
 };
 enum { CASES = sizeof policies / sizeof policies[0] };
 
@@ -95,9 +105,12 @@ static void a_budget_that_is_not_exceeded_changes_nothing(void **state) {
             strcpy(text, "full");
         if (strcmp(policy_at(i)->name, "rlkv") == 0)
             strcpy(text, "rlkv,recent_tokens=200");
-        struct stream *stream = run_stream(fixture.engine, text, 1);
-        streams_require_same(full, stream, 0, text);
-        stream_free(stream);
+        for (uint32_t summary = 0; summary < 2; summary++) {
+            struct stream *stream = run_stream(fixture.engine, text, 1);
+            streams_require_same(full, stream, 0, text);
+            stream_free(stream);
+            strcat(text, ",summary=1");
+        }
     }
     stream_free(full);
     close_fixture(&fixture);

@@ -208,7 +208,10 @@ static void demand_is_what_is_taken(void **state) {
         "adakv,tokens=40,window=8", "criticalkv,tokens=60,window=8,interval=1", "cake,tokens=40,window=8",
         "laprox,tokens=40,window=8", "restkv,tokens=40,window=8", "keyformer,ratio=0.5", "expected_attention,tokens=40",
         "scissorhands,ratio=0.25", "knorm,tokens=40,scope=model", "rlkv,recent_tokens=24,sinks=4", "hybrid,ratio=0.4",
-        "h2o,tokens=400", "tova,tokens=40,interval=3"};
+        "h2o,tokens=400", "tova,tokens=40,interval=3", "h2o,tokens=40,summary=1", "h2o,tokens=49,interval=16,summary=1",
+        "snapkv,tokens=40,window=8,decode=keep,summary=1", "adakv,tokens=40,window=8,summary=1",
+        "streaming,ratio=0.4,prefill_prune_every=32,summary=1", "hybrid,ratio=0.4,summary=1",
+        "h2o,tokens=400,summary=1"};
     struct engine *engine = open_engine(256, false);
     for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
         for (uint32_t round = 0; round < 3; round++) {
@@ -256,14 +259,13 @@ static void a_pruned_sequence_outgrows_the_pool(void **state) {
 
 /* All pages are shared with a fork and none is free: nothing can be pruned, and nothing is. Once there are pages, the
  * sequence goes on as if it had never been refused. */
-static void a_prune_without_pages_waits(void **state) {
-    (void)state;
-    struct engine *engine = open_engine(16, false);
+static void check_prune_without_pages(const char *policy, uint32_t pages) {
+    struct engine *engine = open_engine(pages, false);
     struct kv_cache *cache = engine_kv_cache(engine);
     struct error error = {0};
-    struct stream *expected = stream_create(engine, "knorm,tokens=40", 1, 120, 140);
+    struct stream *expected = stream_create(engine, policy, 1, 120, 140);
     stream_run(expected);
-    struct stream *stream = stream_create(engine, "knorm,tokens=40", 1, 120, 140);
+    struct stream *stream = stream_create(engine, policy, 1, 120, 140);
     struct batch_item item = {.sequence = stream->sequence, .tokens = stream->tokens, .count = 120, .want = WANT_LAST};
     assert_int_equal(engine_forward(engine, &item, 1, &error), 0);
     memcpy(stream->logits, expected->logits, model->shape.vocabulary * sizeof(float));
@@ -296,12 +298,19 @@ static void a_prune_without_pages_waits(void **state) {
     close_engine(engine);
 }
 
+static void a_prune_without_pages_waits(void **state) {
+    (void)state;
+    check_prune_without_pages("knorm,tokens=40", 16);
+    check_prune_without_pages("knorm,tokens=40,summary=1", 24);
+}
+
 /* Every allocation of every step fails once. */
 static void a_prune_without_memory_can_be_tried_again(void **state) {
     (void)state;
     static const char *const policies[] = {"h2o,tokens=24", "snapkv,tokens=24,window=8,interval=3",
         "adakv,tokens=24,window=8", "cake,tokens=24,window=8", "hybrid,ratio=0.4,minimum=8",
-        "streaming,tokens=20,positions=cache", "tova,tokens=24,scope=model", "expected_attention,tokens=24,interval=1"};
+        "streaming,tokens=20,positions=cache", "tova,tokens=24,scope=model", "expected_attention,tokens=24,interval=1",
+        "knorm,tokens=24,summary=1"};
     struct error error = {0};
     uint32_t failures = 0;
     for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
@@ -373,7 +382,9 @@ static void add(struct run *run) {
         "adakv,tokens=24,window=8", "tova,tokens=20", "cake,tokens=24,window=8,interval=2", "keyformer,tokens=24",
         "expected_attention,tokens=24", "criticalkv,tokens=24,window=8,interval=3", "hybrid,ratio=0.5,minimum=8",
         "knorm,tokens=24,scope=model", "scissorhands,tokens=16", "restkv,tokens=24,window=8,interval=5",
-        "snapkv,tokens=24,window=8,decode=keep"};
+        "snapkv,tokens=24,window=8,decode=keep", "h2o,tokens=24,summary=1",
+        "adakv,ratio=0.3,minimum=8,interval=3,prefill_prune_every=32,summary=1",
+        "snapkv,tokens=24,window=8,decode=keep,summary=1"};
     uint32_t prompt = 1 + draw(run, 120), total = prompt + draw(run, 60);
     const char *policy = policies[draw(run, sizeof policies / sizeof policies[0])];
     struct stream *stream = stream_create(run->engine, policy, draw(run, 3), prompt, total);

@@ -18,7 +18,9 @@ enum { PROMPT = 80, TOTAL = 110 };
 static const char *const policies[] = {NULL, "h2o,ratio=0.3,minimum=8", "snapkv,tokens=24,window=8",
     "cake,tokens=24,window=8,prefill_prune_every=40", "expected_attention,tokens=24,interval=2",
     "streaming,tokens=20,positions=cache", "adakv,tokens=24,window=8", "keyformer,tokens=24", "scissorhands,tokens=24",
-    "restkv,tokens=24,window=8,interval=3", "criticalkv,tokens=24,window=8,interval=1", "hybrid,ratio=0.5,minimum=8"};
+    "restkv,tokens=24,window=8,interval=3", "criticalkv,tokens=24,window=8,interval=1", "hybrid,ratio=0.5,minimum=8",
+    "h2o,tokens=24,summary=1", "snapkv,tokens=24,window=8,decode=keep,summary=1",
+    "adakv,ratio=0.3,minimum=8,interval=3,summary=1"};
 enum { CASES = sizeof policies / sizeof policies[0] };
 
 static struct model *model;

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/summary.h"
+
+#include "engine/statistics.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t sums_size(uint32_t head_dim) {
+    return 2 * (size_t)head_dim + 2;
+}
+
+static size_t slot_size(uint32_t head_dim) {
+    return 2 * (size_t)head_dim + 1;
+}
+
+size_t summaries_bytes(uint32_t heads, uint32_t head_dim) {
+    return heads * (sums_size(head_dim) + slot_size(head_dim)) * sizeof(float);
+}
+
+static float *sums_at(const struct summaries *summaries, uint32_t head) {
+    return summaries->memory + head * sums_size(summaries->head_dim);
+}
+
+static float *slot_at(const struct summaries *summaries, uint32_t head) {
+    uint32_t dim = summaries->head_dim;
+    return summaries->memory + summaries->heads * sums_size(dim) + head * slot_size(dim);
+}
+
+struct summaries *summaries_create(struct backend *backend, uint32_t heads, uint32_t head_dim) {
+    struct summaries *summaries = calloc(1, sizeof *summaries + heads * sizeof *summaries->used);
+    if (summaries == NULL)
+        return NULL;
+    summaries->backend = backend;
+    summaries->heads = heads;
+    summaries->head_dim = head_dim;
+    summaries->bytes = summaries_bytes(heads, head_dim);
+    summaries->memory = backend->operations->allocate(backend, summaries->bytes);
+    if (summaries->memory == NULL) {
+        free(summaries);
+        return NULL;
+    }
+    return summaries;
+}
+
+struct summaries *summaries_fork(const struct summaries *from) {
+    struct summaries *fork = summaries_create(from->backend, from->heads, from->head_dim);
+    if (fork == NULL)
+        return NULL;
+    fork->any = from->any;
+    memcpy(fork->used, from->used, from->heads * sizeof *from->used);
+    if (statistics_copy_device(from->backend, fork->memory, from->memory, from->bytes) != 0) {
+        summaries_free(fork);
+        return NULL;
+    }
+    return fork;
+}
+
+void summaries_free(struct summaries *summaries) {
+    if (summaries == NULL)
+        return;
+    summaries->backend->operations->release(summaries->backend, summaries->memory);
+    free(summaries);
+}
+
+const float *summaries_slot(const struct summaries *summaries, uint32_t head) {
+    return summaries != NULL && summaries->used[head] ? slot_at(summaries, head) : NULL;
+}
+
+/* ---- evicted tokens ---- */
+
+static int compare_positions(const void *a, const void *b, void *context) {
+    const uint32_t *positions = context;
+    uint32_t x = positions[*(const uint32_t *)a], y = positions[*(const uint32_t *)b];
+    return x < y ? -1 : x > y;
+}
+
+/* The tokens that go, by ascending position: slots [count]. positions NULL: those of the slots' numbers. */
+static uint32_t list_evicted(
+    const struct kv_removal *removal, uint32_t slots_count, const uint32_t *positions, uint32_t *slots) {
+    uint32_t count = 0, kept = 0;
+    if (removal->keep == NULL && removal->evict != KV_NO_SLOT)
+        slots[count++] = removal->evict;
+    for (uint32_t slot = 0; removal->keep != NULL && slot < slots_count; slot++) {
+        if (kept < removal->count && removal->keep[kept] == slot)
+            kept++;
+        else if (positions == NULL || positions[slot] != KV_NO_POSITION)
+            slots[count++] = slot;
+    }
+    if (positions != NULL && count > 1)
+        qsort_r(slots, count, sizeof *slots, compare_positions, (void *)positions);
+    return count;
+}
+
+size_t summaries_work(uint32_t heads, size_t slots) {
+    return heads * sizeof(struct summary_update) + slots * sizeof(uint32_t);
+}
+
+void summaries_add(struct summaries *summaries, const struct kv_pool *pool, const struct kv_sequence *kv,
+    const struct kv_removal *removals, const struct kv_statistics *sums, const uint32_t *identity, void *work) {
+    uint32_t kv_heads = pool->layout.kv_heads, updates_count = 0;
+    struct summary_update *updates = work;
+    uint32_t *slots = (uint32_t *)(updates + summaries->heads);
+    for (uint32_t i = 0; i < summaries->heads; i++) {
+        const uint32_t *positions = kv_sequence_slot_positions(kv, i / kv_heads, i % kv_heads);
+        struct summary_update *update = &updates[updates_count];
+        *update = (struct summary_update){
+            .view = kv_sequence_view(kv, i / kv_heads, i % kv_heads),
+            .sum = sums[i].sum,
+            .positions = positions != NULL ? positions : identity,
+            .slots = slots,
+            .seen = kv_sequence_length(kv),
+            .sums = sums_at(summaries, i),
+            .summary = slot_at(summaries, i),
+        };
+        update->count = list_evicted(&removals[i], update->view.slots, positions, slots);
+        if (update->count == 0)
+            continue;
+        slots += update->count;
+        summaries->any = summaries->used[i] = true;
+        updates_count++;
+    }
+    summaries->backend->operations->summarise(summaries->backend, pool, updates, updates_count);
+}
+
+/* ---- host memory ---- */
+
+void summaries_save(struct summaries *summaries, void *host) {
+    summaries->backend->operations->download(summaries->backend, host, summaries->memory, summaries->bytes);
+    summaries->backend->operations->release(summaries->backend, summaries->memory);
+    summaries->memory = NULL;
+}
+
+int summaries_restore(struct summaries *summaries, const void *host, struct error *error) {
+    summaries->memory = summaries->backend->operations->allocate(summaries->backend, summaries->bytes);
+    if (summaries->memory == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for the summary slots of a sequence");
+    summaries->backend->operations->upload(summaries->backend, summaries->memory, host, summaries->bytes);
+    return 0;
+}
