@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the formats of files.h share: records of a file, their fields, and what a format has to say. Only for files*.c.
+ * What the formats of files.h share: records of a file, their fields, and what a format has to say. For files*.c, and
+ * records alone for the data of training (policy/train/dataset.c).
  */
 #ifndef POLICY_EVAL_FILES_INTERNAL_H
 #define POLICY_EVAL_FILES_INTERNAL_H

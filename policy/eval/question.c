@@ -123,8 +123,7 @@ int eval_question_create(const struct tokenizer *tokenizer, const struct eval_it
     return code;
 }
 
-/* The bytes of a file; NUL-terminated. */
-static char *read_file(const char *name, size_t *bytes, struct error *error) {
+char *eval_text_read(const char *name, size_t *bytes, struct error *error) {
     char *text = NULL;
     FILE *file = fopen(name, "rbe");
     if (file == NULL) {
@@ -157,8 +156,7 @@ fail:
     return NULL;
 }
 
-/* Where the second half of a text's lines begins. */
-static size_t second_half(const char *text, size_t bytes) {
+size_t eval_text_half(const char *text, size_t bytes) {
     size_t lines = 0, seen = 0;
     for (size_t i = 0; i < bytes; i++)
         lines += text[i] == '\n';
@@ -188,10 +186,10 @@ int eval_source_load(const struct tokenizer *tokenizer, const char *file, uint64
     if (file == NULL)
         return generate_prose(tokenizer, seed, tokens, &text->tokens, error);
     size_t bytes;
-    char *content = read_file(file, &bytes, error);
+    char *content = eval_text_read(file, &bytes, error);
     if (content == NULL)
         return error->code;
-    size_t begin = second_half(content, bytes);
+    size_t begin = eval_text_half(content, bytes);
     int code = encode(tokenizer, content + begin, bytes - begin, false, &text->tokens, error);
     free(content);
     return code;

@@ -24,6 +24,12 @@ int eval_question_create(const struct tokenizer *tokenizer, const struct eval_it
     struct eval_question *question, struct error *error);
 void eval_question_free(struct eval_question *question);
 
+/* The bytes of a text file, NUL-terminated; the caller frees them. NULL: ERROR_IO, ERROR_INVALID (too large),
+ * ERROR_MEMORY. */
+char *eval_text_read(const char *file, size_t *bytes, struct error *error);
+/* Where the second half of a text's lines begins: the first may be trained on, the second is evaluated. */
+size_t eval_text_half(const char *text, size_t bytes);
+
 /* Long text that kl takes its prompts from. */
 struct eval_source {
     struct token_list tokens;
