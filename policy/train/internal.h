@@ -50,6 +50,8 @@ extern const struct train_stage stage_rank, stage_local, stage_kl, stage_kl_para
 enum { TRAIN_AGAIN = 1 };
 int train_yield(struct training *training);
 void train_gave_up(struct training *training);
+/* A message that says how far a stage's preparation is: "recording: 8 of 160". */
+void train_progress(struct training *training, const char *what, uint64_t done, uint64_t all);
 
 /* Paired held-out comparison by rollouts that prune (validate.c): geometric mean of the students' mean KL over prompts
  * and ratios, and the same relative to h2o's. */

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Examples of the rank stage: what the network is fed with at the end of a prompt, and how much attention each slot
+ * gets from the queries that follow (POLICIES.md, Training). Each sequence is computed once, keeping everything; of a
+ * part of its layers, drawn by the seed, all heads are recorded. Slots are ordered by position, numbers are kept as
+ * f16.
+ */
+#ifndef POLICY_TRAIN_RECORD_H
+#define POLICY_TRAIN_RECORD_H
+
+#include "policy/train/internal.h"
+
+/* One head of one sequence: [slots] each. */
+struct recorded_head {
+    uint32_t head;     /* layer * kv_heads + KV head */
+    uint16_t *inputs;  /* [fixed], f16: before normalisation, those that do not depend on the budget */
+    uint16_t *keys;    /* [head_dim], f16: before RoPE, whitened once all are there; NULL: no input needs them */
+    float *targets;    /* attention of the future queries times output norm */
+    float standard[6]; /* FEATURES_PAPER */
+};
+
+struct recorded_sequence {
+    uint32_t slots; /* tokens of the prompt */
+    uint32_t heads_count;
+    struct recorded_head *heads;
+    void *memory; /* of all arrays */
+};
+
+struct records {
+    struct network_shape shape;
+    uint32_t fixed;      /* inputs that do not depend on the budget: they come first */
+    uint32_t inputs;     /* all, without content */
+    uint32_t fixed_mask; /* enum network_input */
+    uint32_t heads;      /* of the model */
+    uint32_t heads_most; /* of a sequence */
+    uint32_t slots_most; /* of any sequence */
+    uint32_t count;
+    struct recorded_sequence *sequences; /* [count] */
+    /* Of each head, over all recorded slots: what keys were whitened by. */
+    float *key_mean, *key_scale; /* [heads][head_dim]; scale: 1 / deviation */
+};
+
+/* Records options->sequences of the data set. 0, codes as train_run. *out is to be freed. */
+int records_create(struct training *training, struct records **out, struct error *error);
+void records_free(struct records *records); /* NULL allowed */
+
+/* Inputs of a head at a budget, without content: out [slots][inputs]. */
+void records_inputs(const struct records *records, const struct recorded_sequence *sequence,
+    const struct recorded_head *head, uint32_t budget, float *out);
+/* Whitened keys: out [slots][head_dim]. */
+void records_keys(const struct records *records, const struct recorded_sequence *sequence,
+    const struct recorded_head *head, float *out);
+
+/* Mean and scale of the network's inputs by head, over all slots (those that depend on the budget over a grid of
+ * budgets); content keeps 0 and 1. */
+int records_normalise(const struct records *records, struct policy_network *network, struct error *error);
+
+/* Turns the content map into the one that takes whitened keys, and back. Gradients of all its numbers are alike there,
+ * whatever the keys. */
+void records_whiten(const struct records *records, struct policy_network *network);
+void records_unwhiten(const struct records *records, struct policy_network *network);
+
+/* B of a prompt for a ratio, as policies have it by default. */
+uint32_t records_budget(double ratio, uint32_t slots);
+
+#endif
