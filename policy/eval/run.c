@@ -124,6 +124,8 @@ static int prefill(struct eval_run *run, struct error *error) {
         int code = engine_forward(engine, &item, 1, error);
         if (code == 0 && !last)
             code = engine_prune(engine, &stem->sequence, 1, error);
+        if (code == 0 && !last) /* rows of the last stay valid for first_results */
+            code = give_way(run);
         if (code != 0)
             return code;
         row = item.first_row;

@@ -28,6 +28,9 @@ struct eval_run_options {
     const struct eval_setup *setup;
     /* Takes a result (and its texts) as soon as it is there: 0, or a negative code that ends the run. */
     int (*emit)(void *context, struct eval_result *result, struct error *error);
+    /* Called between calls of the engine, to give way to others: a code that is not 0 ends the question with it, all
+     * its sequences freed. NULL: nothing. */
+    int (*between)(void *context);
     void *context;
 };
 

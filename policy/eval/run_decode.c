@@ -9,6 +9,10 @@
 
 static const struct sample_params greedy = {.top_p = 1, .forced = -1};
 
+int give_way(struct eval_run *run) {
+    return run->options.between == NULL ? 0 : run->options.between(run->options.context);
+}
+
 void branch_close(struct branch *branch) {
     sequence_free(branch->sequence);
     branch->sequence = NULL;
@@ -188,6 +192,8 @@ static int ask(struct eval_run *run, struct error *error) {
             if (run->items[i].want == WANT_LAST)
                 code = finish_asking(run, run->owners[i], run->items[i].first_row, error);
         }
+        if (code == 0)
+            code = give_way(run);
     }
     return code;
 }
@@ -315,7 +321,10 @@ static int step(struct eval_run *run, uint32_t count, struct error *error) {
 int run_wave(struct eval_run *run, struct error *error) {
     int code = ask(run, error);
     uint32_t count;
-    while (code == 0 && (count = collect_active(run)) > 0)
+    while (code == 0 && (count = collect_active(run)) > 0) {
         code = step(run, count, error);
+        if (code == 0)
+            code = give_way(run);
+    }
     return code;
 }

@@ -80,6 +80,7 @@ struct eval_run {
     float *kl;
 };
 
+int give_way(struct eval_run *run); /* run_options.between */
 /* Feeds the question to the lanes of the wave, forks them, and feeds or generates to the end. */
 int run_wave(struct eval_run *run, struct error *error);
 /* What the logits after prompt and question say: the most likely token, and the gold answer's first one. */

@@ -11,6 +11,7 @@
 #include "policy/train/train.h"
 
 struct thread_pool;
+struct validator;
 
 /* The state of a run. What a checkpoint holds is marked (saved). */
 struct training {
@@ -22,20 +23,22 @@ struct training {
     struct policy_network *network; /* (saved) being trained */
     struct adamw *adamw;            /* (saved) of the present stage */
     struct gradient *gradient;
-    uint32_t stage;      /* (saved) */
-    uint64_t stage_step; /* (saved) steps of the stage done */
-    uint64_t step;       /* (saved) of all stages */
-    double *baselines;   /* (saved) [TRAIN_RATIOS_MAX] moving averages of the reward */
-    uint64_t tokens;     /* (saved) computed by the engine */
-    void *stage_state;   /* the stage's own; what of it must survive is a function of (network, step) */
+    uint32_t stage;              /* (saved) */
+    uint64_t stage_step;         /* (saved) steps of the stage done */
+    uint64_t step;               /* (saved) of all stages */
+    double *baselines;           /* (saved) [TRAIN_RATIOS_MAX] moving averages of the reward */
+    uint64_t tokens;             /* (saved) computed by the engine */
+    void *stage_state;           /* the stage's own; what of it must survive is a function of (network, step) */
+    struct validator *validator; /* what held-out comparisons share (validate.c); NULL: none */
 };
 
 struct stage_result { /* NaN: no such measure */
     double loss, reward, entropy, gradient_norm, learning_rate;
 };
 
-/* A stage. begin makes stage_state anew, also after a resumption; step makes one. Codes as train_run; a code of
- * BACKGROUND_GIVE_UP_PAGES never leaves a stage: it begins its piece of work again. */
+/* A stage. begin makes stage_state anew, also after a resumption (end frees it whether begin succeeded or not); step
+ * makes one, or returns a code and has changed nothing that is saved. Codes as train_run; TRAIN_AGAIN never leaves a
+ * stage: it begins its piece of work again. */
 struct train_stage {
     const char *name;
     uint32_t (*steps)(const struct train_options *options);
@@ -50,6 +53,8 @@ extern const struct train_stage stage_rank, stage_local, stage_kl, stage_kl_para
 enum { TRAIN_AGAIN = 1 };
 int train_yield(struct training *training);
 void train_gave_up(struct training *training);
+/* For arithmetic, while the stage holds no sequences: gives way, pages too. 0 or ERROR_CANCELLED. */
+int train_pause(struct training *training);
 /* A message that says how far a stage's preparation is: "recording: 8 of 160". */
 void train_progress(struct training *training, const char *what, uint64_t done, uint64_t all);
 
@@ -58,6 +63,9 @@ void train_progress(struct training *training, const char *what, uint64_t done, 
 struct validation {
     double kl, relative;
 };
+/* ERROR_IO, ERROR_FORMAT (data), ERROR_INVALID, ERROR_MEMORY. */
+struct validator *validator_create(struct training *training, struct error *error);
+void validator_free(struct validator *validator); /* NULL allowed */
 int train_validate(
     struct training *training, const struct policy_network *network, struct validation *out, struct error *error);
 
