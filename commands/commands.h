@@ -13,6 +13,7 @@ enum exit_code { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 int command_serve(const struct config *config);
 int command_bench(const struct config *config);
 int command_eval(const struct config *config);
+int command_train(const struct config *config);
 int command_inspect(const struct config *config);
 
 #endif

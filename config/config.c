@@ -34,6 +34,7 @@ static const char *command_name(unsigned command) {
     return command == CONFIG_SERVE   ? "serve"
            : command == CONFIG_BENCH ? "bench"
            : command == CONFIG_EVAL  ? "eval"
+           : command == CONFIG_TRAIN ? "train"
                                      : "inspect";
 }
 
@@ -111,10 +112,10 @@ static int take_next_value(struct command_line *line, const struct option *optio
 
 /* name: what follows the two dashes, up to `=`. value: what follows `=`, or NULL. */
 static int take_option(struct command_line *line, const char *name, const char *value, struct error *error) {
-    const struct option *option = option_find(name);
+    const struct option *option = option_find_for(name, line->command);
     bool negated = false;
     if (option == NULL && strncmp(name, "no-", 3) == 0) {
-        option = option_find(name + 3);
+        option = option_find_for(name + 3, line->command);
         negated = option != NULL;
     }
     if (option == NULL || (option->flags & OPTION_POSITIONAL) != 0 || (negated && option->type != OPTION_BOOL))

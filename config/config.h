@@ -83,6 +83,16 @@ struct config {
     bool query_aware;
     uint32_t continuation;
     char *csv, *svg, *resume; /* empty: none */
+    /* train; data and seed as eval */
+    char *valid;                 /* empty: held out from data */
+    char *out;                   /* the policy file */
+    char *method, *recipe;       /* policy/train/train.h */
+    uint32_t steps;              /* of all stages; 0: as the recipe has it */
+    struct string_list ratio;    /* empty: as the recipe has it */
+    uint32_t students;           /* 0: as the recipe has it */
+    struct string_list settings; /* "name=value" of policy/train/train.h, one a text */
+    bool resume_run;
+    char *plot; /* empty: none */
     /* inspect */
     char *file; /* positional */
     /* every command */
@@ -96,7 +106,8 @@ enum config_command {
     CONFIG_BENCH = 2,
     CONFIG_INSPECT = 4,
     CONFIG_EVAL = 8,
-    CONFIG_EVERY_COMMAND = 15
+    CONFIG_TRAIN = 16,
+    CONFIG_EVERY_COMMAND = 31
 };
 
 /* Only the defaults. ERROR_MEMORY. To be freed in any case. */

@@ -7,7 +7,9 @@
 #define BENCH CONFIG_BENCH
 #define INSPECT CONFIG_INSPECT
 #define EVAL CONFIG_EVAL
-#define ENGINE (CONFIG_SERVE | CONFIG_BENCH | CONFIG_EVAL)
+#define TRAIN CONFIG_TRAIN
+#define POLICY (CONFIG_SERVE | CONFIG_BENCH | CONFIG_EVAL)
+#define ENGINE (POLICY | CONFIG_TRAIN)
 #define EVERY CONFIG_EVERY_COMMAND
 #define FIELD(name) .offset = offsetof(struct config, name)
 #define KIB UINT64_C(1024)
@@ -18,6 +20,7 @@ static const char section_model[] = "Model and engine";
 static const char section_server[] = "Server";
 static const char section_bench[] = "Benchmark";
 static const char section_eval[] = "Evaluation";
+static const char section_train[] = "Training";
 static const char section_general[] = "General";
 
 /* clang-format off */
@@ -34,14 +37,14 @@ const struct option option_table[] = {
     {"kv-memory", OPTION_SIZE, ENGINE, 0, FIELD(kv_memory), .minimum = MIB, .maximum = 1024 * 1024 * GIB,
         .default_value = "512M", .argument = "SIZE", .section = section_model,
         .help = "bytes of the page pool that holds the KV caches of all sequences"},
-    {"kv-policy", OPTION_POLICIES, ENGINE, 0, FIELD(kv_policy), .default_value = "full", .argument = "POLICY",
+    {"kv-policy", OPTION_POLICIES, POLICY, 0, FIELD(kv_policy), .default_value = "full", .argument = "POLICY",
         .section = section_model,
         .help = "which tokens leave the KV cache when it is over its budget, unless a request chooses another policy"},
-    {"kv-ratio", OPTION_RATIOS, ENGINE, OPTION_MAY_BE_EMPTY, FIELD(kv_ratio), .default_value = "",
+    {"kv-ratio", OPTION_RATIOS, POLICY, OPTION_MAY_BE_EMPTY, FIELD(kv_ratio), .default_value = "",
         .argument = "R,...", .section = section_model,
         .help = "part of its tokens that a sequence keeps, unless the policy's own text names a budget; empty: 0.25 for "
                 "policies that evict"},
-    {"kv-tokens", OPTION_COUNT, ENGINE, 0, FIELD(kv_tokens), .maximum = 16 * 1024 * 1024, .default_value = "0",
+    {"kv-tokens", OPTION_COUNT, POLICY, 0, FIELD(kv_tokens), .maximum = 16 * 1024 * 1024, .default_value = "0",
         .argument = "N", .section = section_model,
         .help = "tokens that a layer's KV head keeps, whatever the sequence's length, instead of kv-ratio; 0: by ratio"},
     {"kv-swap", OPTION_SIZE, SERVE, 0, FIELD(kv_swap), .maximum = 1024 * 1024 * GIB, .default_value = "1G",
@@ -110,9 +113,10 @@ const struct option option_table[] = {
     {"task", OPTION_STRING, EVAL, OPTION_REQUIRED, FIELD(task), .argument = "T", .section = section_eval,
         .help = "what is asked: kl; generated: needle, multi-needle, kv-retrieval, variable-tracking, arithmetic; from "
                 "--data: gsm8k, bbh, qa, longbench, jsonl, kv"},
-    {"data", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(data), .default_value = "", .argument = "FILE",
+    {"data", OPTION_STRING, EVAL | TRAIN, OPTION_MAY_BE_EMPTY, FIELD(data), .default_value = "", .argument = "FILE",
         .section = section_eval,
-        .help = "file of the task; kl: a text, of which the second half is used (empty: generated prose)"},
+        .help = "file of the task; kl: a text, of which the second half is used (empty: generated prose); train: a text, of which "
+                "the first half is used, or JSON lines with text, prompt or messages (empty: generated prompts)"},
     {"shots", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(shots), .default_value = "", .argument = "FILE",
         .section = section_eval, .help = "file of the examples before each question; empty: the head of --data"},
     {"length", OPTION_COUNTS, EVAL, 0, FIELD(length), .maximum = 16 * 1024 * 1024, .default_value = "0",
@@ -120,7 +124,7 @@ const struct option option_table[] = {
         .help = "tokens of context and question; 0: 1024, and for files as many as fit (longer items are skipped)"},
     {"limit", OPTION_COUNT, EVAL, 0, FIELD(limit), .maximum = 1024 * 1024, .default_value = "20",
         .argument = "N", .section = section_eval, .help = "items of each length; 0: all of a file, 100 of other tasks"},
-    {"seed", OPTION_COUNT, EVAL, 0, FIELD(seed), .maximum = UINT32_MAX, .default_value = "1", .argument = "N",
+    {"seed", OPTION_COUNT, EVAL | TRAIN, 0, FIELD(seed), .maximum = UINT32_MAX, .default_value = "1", .argument = "N",
         .section = section_eval, .help = "which items, and all other random choices"},
     {"query-aware", OPTION_BOOL, EVAL, 0, FIELD(query_aware), .default_value = "false", .section = section_eval,
         .help = "the question is part of the prompt and seen before the prune, instead of after it"},
@@ -133,10 +137,35 @@ const struct option option_table[] = {
     {"resume", OPTION_STRING, EVAL, OPTION_MAY_BE_EMPTY, FIELD(resume), .default_value = "", .argument = "FILE",
         .section = section_eval, .help = "keep finished items in this file, and take up those it has; empty: none"},
 
+    {"valid", OPTION_STRING, TRAIN, OPTION_MAY_BE_EMPTY, FIELD(valid), .default_value = "", .argument = "FILE",
+        .section = section_train,
+        .help = "file of held-out prompts, by which the best policy is chosen; empty: a tenth of --data"},
+    {"out", OPTION_STRING, TRAIN, OPTION_REQUIRED, FIELD(out), .argument = "POLICY", .section = section_train,
+        .help = "file of the trained policy; its checkpoints go into the folder POLICY.run"},
+    {"method", OPTION_CHOICE, TRAIN, 0, FIELD(method), .choices = "distillcache|ranker|foresight|rlkv",
+        .default_value = "distillcache", .argument = "M", .section = section_train, .help = "what is trained"},
+    {"recipe", OPTION_CHOICE, TRAIN, 0, FIELD(recipe), .choices = "default|paper", .default_value = "default",
+        .argument = "NAME", .section = section_train, .help = "features, network and stages; paper: its own"},
+    {"steps", OPTION_COUNT, TRAIN, 0, FIELD(steps), .maximum = 10000000, .default_value = "0", .argument = "N",
+        .section = section_train,
+        .help = "steps of all stages together, each with its part of them; 0: as the recipe has it"},
+    {"ratio", OPTION_RATIOS, TRAIN, OPTION_MAY_BE_EMPTY, FIELD(ratio), .default_value = "", .argument = "R,...",
+        .section = section_train, .help = "budgets that are trained for and compared; empty: as the recipe has it"},
+    {"students", OPTION_COUNT, TRAIN, 0, FIELD(students), .maximum = 256, .default_value = "0", .argument = "K",
+        .section = section_train, .help = "rollouts of one prompt at once; 0: as the recipe has it"},
+    {"set", OPTION_TEXTS, TRAIN, OPTION_ONLY_COMMAND_LINE | OPTION_MAY_BE_EMPTY, FIELD(settings), .default_value = "",
+        .argument = "NAME=VALUE", .section = section_train,
+        .help = "any option of training by its name; a name that is none lists them"},
+    {"resume", OPTION_BOOL, TRAIN, OPTION_ONLY_COMMAND_LINE, FIELD(resume_run), .default_value = "false",
+        .section = section_train, .help = "go on from the last checkpoint of the same run, if there is one"},
+    {"plot", OPTION_STRING, TRAIN, OPTION_MAY_BE_EMPTY, FIELD(plot), .default_value = "", .argument = "FILE",
+        .section = section_train, .help = "draw the curves of the run as SVG; empty: nowhere"},
+
     {"file", OPTION_STRING, INSPECT, OPTION_REQUIRED | OPTION_ONLY_COMMAND_LINE | OPTION_POSITIONAL, FIELD(file),
         .argument = "FILE", .section = section_general, .help = "model file to describe"},
-    {"json", OPTION_BOOL, BENCH | INSPECT | EVAL, OPTION_ONLY_COMMAND_LINE, FIELD(json), .default_value = "false",
-        .section = section_general, .help = "print one JSON document on standard output"},
+    {"json", OPTION_BOOL, BENCH | INSPECT | EVAL | TRAIN, OPTION_ONLY_COMMAND_LINE, FIELD(json),
+        .default_value = "false", .section = section_general,
+        .help = "print one JSON document on standard output; train: one for each event, a line each"},
     {"log-level", OPTION_CHOICE, EVERY, 0, FIELD(log_level), .choices = "debug|info|warning|error",
         .default_value = "info", .argument = "LEVEL", .section = section_general, .help = "least level that is logged"},
     {"log-format", OPTION_CHOICE, EVERY, 0, FIELD(log_format), .choices = "text|json", .default_value = "text",
@@ -176,6 +205,13 @@ const struct option *option_find(const char *name) {
         if (strcmp(option_table[i].name, name) == 0)
             return &option_table[i];
     return NULL;
+}
+
+const struct option *option_find_for(const char *name, unsigned commands) {
+    for (size_t i = 0; i < option_count; i++)
+        if ((option_table[i].commands & commands) != 0 && strcmp(option_table[i].name, name) == 0)
+            return &option_table[i];
+    return option_find(name);
 }
 
 const struct option *option_find_key(const char *key) {

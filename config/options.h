@@ -20,6 +20,7 @@ enum option_type {
     OPTION_BOOL,     /* bool */
     OPTION_COUNTS,   /* struct string_list of whole numbers, each minimum to maximum; 1 to OPTION_LIST_MAX of them */
     OPTION_RATIOS,   /* struct string_list of decimal numbers above 0 up to 1; 1 to OPTION_LIST_MAX of them */
+    OPTION_TEXTS,    /* struct string_list of texts as OPTION_STRING, one a text; up to OPTION_LIST_MAX of them */
     OPTION_POLICIES, /* struct string_list of policies with their options, one a text; 1 to OPTION_LIST_MAX of them */
 };
 
@@ -57,7 +58,9 @@ extern const size_t option_count;
 void option_yaml_key(const struct option *option, char key[static OPTION_NAME_MAX]);
 void option_environment_name(const struct option *option, char name[static OPTION_NAME_MAX]);
 
-const struct option *option_find(const char *name);    /* kv-memory, or NULL */
+const struct option *option_find(const char *name); /* kv-memory, or NULL */
+/* Two commands may have options of the same name, one of them on the command line only: that of a command, else any. */
+const struct option *option_find_for(const char *name, unsigned commands);
 const struct option *option_find_key(const char *key); /* kv_memory, or NULL */
 /* The option whose name is nearest to a mistyped one (either form), or NULL when none is near. Only options with a bit
  * of commands and without any of the flags are offered. */

@@ -93,6 +93,10 @@ void option_describe_allowed(const struct option *option, char text[static OPTIO
     case OPTION_BOOL:
         snprintf(text, size, "true or false");
         break;
+    case OPTION_TEXTS:
+        snprintf(text, size, "at most %d texts of at most %d bytes of UTF-8 without control characters",
+            OPTION_LIST_MAX, OPTION_TEXT_MAX - 1);
+        break;
     case OPTION_COUNTS:
         snprintf(text, size, "1 to %d whole numbers from %" PRIu64 " to %" PRIu64, OPTION_LIST_MAX, option->minimum,
             option->maximum);
@@ -226,6 +230,14 @@ static int parse_numbers(
     }
 }
 
+static int parse_text(
+    const struct option *option, struct config *config, const char *text, const char *place, struct error *error) {
+    struct string_list *list = option_field(option, config);
+    if (*text == '\0' || !text_is_acceptable(text) || list->count == OPTION_LIST_MAX)
+        return refuse(option, text, place, error);
+    return list_append(list, text, strlen(text), error);
+}
+
 /* The policy's own message tells what is wrong with it; the files that it names are read. */
 static int parse_policy(
     const struct option *option, struct config *config, const char *text, const char *place, struct error *error) {
@@ -277,6 +289,8 @@ int option_parse(
     case OPTION_COUNTS:
     case OPTION_RATIOS:
         return parse_numbers(option, config, text, place, error);
+    case OPTION_TEXTS:
+        return parse_text(option, config, text, place, error);
     case OPTION_POLICIES:
         return parse_policy(option, config, text, place, error);
     }
@@ -284,7 +298,8 @@ int option_parse(
 }
 
 bool option_is_list(const struct option *option) {
-    return option->type == OPTION_COUNTS || option->type == OPTION_RATIOS || option->type == OPTION_POLICIES;
+    return option->type == OPTION_COUNTS || option->type == OPTION_RATIOS || option->type == OPTION_TEXTS ||
+           option->type == OPTION_POLICIES;
 }
 
 void option_clear_list(const struct option *option, struct config *config) {
@@ -349,7 +364,7 @@ static void print_list(const struct option *option, const struct string_list *li
     fputs(brackets ? "[" : "", out);
     for (size_t i = 0; i < list->count; i++) {
         fputs(i == 0 ? "" : (yaml ? ", " : ","), out);
-        if (yaml && option->type == OPTION_POLICIES)
+        if (yaml && (option->type == OPTION_POLICIES || option->type == OPTION_TEXTS))
             print_quoted(list->items[i], out);
         else
             fputs(list->items[i], out);
@@ -383,6 +398,7 @@ void option_format(const struct option *option, const struct config *config, boo
         break;
     case OPTION_COUNTS:
     case OPTION_RATIOS:
+    case OPTION_TEXTS:
     case OPTION_POLICIES:
         print_list(option, field, yaml, out);
         break;

@@ -176,12 +176,14 @@ static void write_series(
     write_label(WIDTH - RIGHT + 36, row + 6, "start", "", series->name, out);
 }
 
-void chart_write_lines(const struct chart *chart, FILE *out) {
+static double chart_height(const struct chart *chart) {
+    return fmax(HEIGHT, TOP + 16.0 * chart->count + 20);
+}
+
+static void write_chart(const struct chart *chart, FILE *out) {
     struct axis x = {.log = chart->log_x, .low = INFINITY, .high = -INFINITY, .from = LEFT, .to = WIDTH - RIGHT};
     struct axis y = {.log = chart->log_y, .low = INFINITY, .high = -INFINITY, .from = HEIGHT - BOTTOM, .to = TOP};
-    double height = fmax(HEIGHT, TOP + 16.0 * chart->count + 20);
     measure_axes(chart, &x, &y);
-    begin(WIDTH, height, out);
     write_label(LEFT, 28, "start", " font-size=\"15\"", chart->title, out);
     write_axis(&x, true, out);
     write_axis(&y, false, out);
@@ -190,6 +192,26 @@ void chart_write_lines(const struct chart *chart, FILE *out) {
     for (uint32_t s = 0, drawn = 0; s < chart->count; s++)
         if (has_points(&chart->series[s], &x, &y))
             write_series(&chart->series[s], drawn++, &x, &y, out);
+}
+
+void chart_write_lines(const struct chart *chart, FILE *out) {
+    begin(WIDTH, chart_height(chart), out);
+    write_chart(chart, out);
+    fputs("</svg>\n", out);
+}
+
+void chart_write_stack(const struct chart *charts, uint32_t count, FILE *out) {
+    double height = 0;
+    for (uint32_t i = 0; i < count; i++)
+        height += chart_height(&charts[i]);
+    begin(WIDTH, height, out);
+    height = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        fprintf(out, "<g transform=\"translate(0,%.0f)\">\n", height);
+        write_chart(&charts[i], out);
+        fputs("</g>\n", out);
+        height += chart_height(&charts[i]);
+    }
     fputs("</svg>\n", out);
 }
 

@@ -28,6 +28,8 @@ struct chart {
 };
 
 void chart_write_lines(const struct chart *chart, FILE *out);
+/* Several in one image, one below the other. */
+void chart_write_stack(const struct chart *charts, uint32_t count, FILE *out);
 
 /* Values in [0, 1]; NaN: a cell without one. */
 struct chart_map {

@@ -398,6 +398,28 @@ void train_option_value(uint32_t index, const struct train_options *options, cha
     }
 }
 
+int train_options_scale(struct train_options *options, uint32_t steps, struct error *error) {
+    uint32_t *parts[] = {&options->rank_steps, &options->local_steps, &options->kl_steps, &options->parameter_steps};
+    enum { PARTS = sizeof parts / sizeof parts[0] };
+    uint64_t all = 0, before = 0, taken = 0;
+    uint32_t stages = 0;
+    for (int i = 0; i < PARTS; i++) {
+        all += *parts[i];
+        stages += *parts[i] > 0;
+    }
+    if (steps < stages || stages == 0)
+        return error_set(error, ERROR_INVALID, "steps: %u are fewer than the %u stages", steps, stages);
+    for (int i = 0; i < PARTS; i++) { /* one each, the others by parts; sums are rounded, not parts */
+        if (*parts[i] == 0)
+            continue;
+        before += *parts[i];
+        uint64_t until = before * (steps - stages) / all;
+        *parts[i] = (uint32_t)(until - taken) + 1;
+        taken = until;
+    }
+    return 0;
+}
+
 /* ---- as a whole ---- */
 
 static int check_network(const struct train_options *options, struct error *error) {

@@ -77,6 +77,8 @@ void train_options_default(struct train_options *options, enum train_method meth
 /* By name, from text; ERROR_INVALID lists what is allowed, or all names. method and recipe come first: they set all
  * others but the seed to their presets; features sets inputs, content and hidden. */
 int train_options_set(struct train_options *options, const char *name, const char *value, struct error *error);
+/* Makes the steps of all stages `steps` together, each with its part of them. ERROR_INVALID: fewer than stages. */
+int train_options_scale(struct train_options *options, uint32_t steps, struct error *error);
 int train_options_check(const struct train_options *options, struct error *error); /* as a whole */
 /* The table, for --help and the API. */
 uint32_t train_options_count(void);
