@@ -158,7 +158,7 @@ const struct option option_table[] = {
         .help = "any option of training by its name; a name that is none lists them"},
     {"resume", OPTION_BOOL, TRAIN, OPTION_ONLY_COMMAND_LINE, FIELD(resume_run), .default_value = "false",
         .section = section_train, .help = "go on from the last checkpoint of the same run, if there is one"},
-    {"plot", OPTION_STRING, TRAIN, OPTION_MAY_BE_EMPTY, FIELD(plot), .default_value = "", .argument = "FILE",
+    {"plot", OPTION_STRING, TRAIN, OPTION_ONLY_COMMAND_LINE | OPTION_MAY_BE_EMPTY, FIELD(plot), .default_value = "", .argument = "FILE",
         .section = section_train, .help = "draw the curves of the run as SVG; empty: nowhere"},
 
     {"file", OPTION_STRING, INSPECT, OPTION_REQUIRED | OPTION_ONLY_COMMAND_LINE | OPTION_POSITIONAL, FIELD(file),
