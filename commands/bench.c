@@ -199,7 +199,8 @@ static int open_bench(struct bench *bench, const struct config *config, struct e
     if (bench->runs == NULL || bench->own_seconds == NULL || bench->other_seconds == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for %zu runs of %u pairs", runs, config->pairs);
     code = start_peer(bench, error);
-    return code != 0 ? code : open_engine(bench, error);
+    code = code != 0 ? code : open_engine(bench, error);
+    return code != 0 ? code : engine_resolve_policies(bench->engine, bench->policies, bench->policies_count, error);
 }
 
 static void close_bench(struct bench *bench) {

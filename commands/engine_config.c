@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "commands/engine_config.h"
 
+#include "engine/log.h"
+#include "policy/network.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -25,4 +28,20 @@ int engine_error_of_file(const struct config *config, struct error *error) {
     if (strncmp(plain.message, config->model, strlen(config->model)) != 0)
         error_set(error, plain.code, "%s: %s", config->model, plain.message);
     return plain.code;
+}
+
+int engine_resolve_policies(
+    const struct engine *engine, struct policy_settings *policies, size_t count, struct error *error) {
+    const struct policy_model model = engine_policy_model(engine);
+    for (size_t i = 0; i < count; i++) {
+        bool foreign;
+        int code = policy_settings_resolve(&policies[i], &model, &foreign, error);
+        if (code != 0)
+            return code;
+        if (foreign)
+            log_event(LOG_WARNING, NULL, "the policy was trained for another model", "kv_policy",
+                LOG_STRING(policies[i].policy->name), "trained_for", LOG_STRING(policies[i].network->fingerprint),
+                "model", LOG_STRING(model.fingerprint), NULL);
+    }
+    return 0;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "commands/eval_setup.h"
 
+#include "commands/engine_config.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,8 +31,8 @@ static bool names_seed(const char *text) {
 }
 
 /* The settings of one policy of the command line with all its budgets, behind the variants there are. */
-static int add_policy(
-    const struct config *config, char *text, struct eval_plan *plan, uint32_t *count, struct error *error) {
+static int add_policy(const struct config *config, const struct engine *engine, char *text, struct eval_plan *plan,
+    uint32_t *count, struct error *error) {
     struct config one = {.kv_policy = {&text, 1}, .kv_ratio = config->kv_ratio, .kv_tokens = config->kv_tokens};
     struct policy_settings *list = NULL;
     size_t settings_count = 0;
@@ -38,6 +40,9 @@ static int add_policy(
     for (size_t i = 0; i < settings_count && code == 0; i++) {
         if (strcmp(list[i].policy->name, "full") == 0)
             continue; /* it is there already */
+        code = engine_resolve_policies(engine, &list[i], 1, error);
+        if (code != 0)
+            break;
         struct eval_variant *variant = &plan->variants[(*count)++];
         policy_settings_copy(&variant->settings, &list[i]);
         variant->policy = strdup(text);
@@ -51,7 +56,8 @@ static int add_policy(
     return code;
 }
 
-static int add_variants(const struct config *config, struct eval_plan *plan, struct error *error) {
+static int add_variants(
+    const struct config *config, const struct engine *engine, struct eval_plan *plan, struct error *error) {
     size_t ratios = config->kv_ratio.count > 0 ? config->kv_ratio.count : 1;
     plan->variants = calloc(1 + config->kv_policy.count * ratios, sizeof *plan->variants);
     if (plan->variants == NULL || (plan->variants[0].policy = strdup("full")) == NULL)
@@ -62,7 +68,7 @@ static int add_variants(const struct config *config, struct eval_plan *plan, str
     plan->setup.variants_count = 1;
     int code = 0;
     for (size_t i = 0; i < config->kv_policy.count && code == 0; i++)
-        code = add_policy(config, config->kv_policy.items[i], plan, &plan->setup.variants_count, error);
+        code = add_policy(config, engine, config->kv_policy.items[i], plan, &plan->setup.variants_count, error);
     return code;
 }
 
@@ -111,7 +117,7 @@ int eval_plan_create(const struct config *config, const struct engine *engine, c
     plan->setup.continuation = plan->setup.answers ? 0 : config->continuation;
     int code = check_task(config, error);
     if (code == 0)
-        code = add_variants(config, plan, error);
+        code = add_variants(config, engine, plan, error);
     if (code == 0)
         code = add_lengths(config, engine, plan, error);
     return code == 0 ? eval_plan_items(config, engine, tokenizer, plan, error) : code;

@@ -28,6 +28,9 @@ static int serve_read_policy(struct serve *serve, struct error *error) {
     int code = config_policies(config, &serve->policies, &serve->policies_count, error);
     if (code != 0)
         return code;
+    code = engine_resolve_policies(serve->engine, serve->policies, serve->policies_count, error);
+    if (code != 0)
+        return code;
     bool budget = config->kv_tokens > 0 || (config->kv_ratio.count > 0 && strtod(config->kv_ratio.items[0], NULL) < 1);
     if (budget && policy_settings_keep_all(&serve->policies[0]))
         log_event(LOG_WARNING, NULL, "kv-ratio and kv-tokens have no effect", "kv_policy",
@@ -75,7 +78,8 @@ static int serve_load(
         .vocabulary = serve->model->shape.vocabulary,
         .context = engine_context(serve->engine),
         .tokens_max = engine_tokens_max(serve->engine),
-        .kv_policy = serve->policies[0]};
+        .kv_policy = serve->policies[0],
+        .policy_model = engine_policy_model(serve->engine)};
     char policy[200];
     policy_settings_describe(&model->kv_policy, policy, sizeof policy);
     log_event(LOG_INFO, NULL, "model loaded", "file", LOG_STRING(config->model), "backend",

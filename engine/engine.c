@@ -83,6 +83,16 @@ const struct model *engine_model(const struct engine *engine) {
     return engine->model;
 }
 
+struct policy_model engine_policy_model(const struct engine *engine) {
+    const struct model_shape *shape = &engine->model->shape;
+    return (struct policy_model){
+        .fingerprint = engine->model->fingerprint,
+        .layers = shape->layers,
+        .kv_heads = shape->kv_heads,
+        .head_dim = shape->head_dim,
+    };
+}
+
 struct kv_cache *engine_kv_cache(const struct engine *engine) {
     return engine->cache;
 }

@@ -34,6 +34,7 @@ struct engine *engine_open(const struct model *model, const struct engine_option
 void engine_close(struct engine *engine); /* NULL allowed; all sequences must be freed before */
 
 const struct model *engine_model(const struct engine *engine);
+struct policy_model engine_policy_model(const struct engine *engine); /* for policy_settings_resolve; borrows */
 struct kv_cache *engine_kv_cache(const struct engine *engine);
 const char *engine_describe(const struct engine *engine); /* backend and tier, for logs */
 uint32_t engine_batch_rows(const struct engine *engine);
@@ -61,8 +62,9 @@ uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens,
 /* ---- eviction ---- */
 
 /* Chooses the policy of a sequence before its first token. prompt_tokens: tokens of its prompt, after which the first
- * prune happens. Copies settings. ERROR_UNSUPPORTED: the policy cannot work on this model (message says why),
- * ERROR_INVALID, ERROR_MEMORY. A sequence without a policy keeps everything. */
+ * prune happens. Copies settings; where they want a network and have none, they are resolved first
+ * (policy_settings_resolve, and its errors). ERROR_UNSUPPORTED: the policy cannot work on this model (message says
+ * why), ERROR_INVALID, ERROR_MEMORY. A sequence without a policy keeps everything. */
 int sequence_set_policy(
     struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error);
 const struct policy_settings *sequence_policy(const struct sequence *sequence); /* NULL: none */

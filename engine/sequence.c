@@ -223,16 +223,21 @@ int sequence_record(struct sequence *sequence, uint32_t statistics, uint32_t win
     return 0;
 }
 
-int sequence_set_policy(
+static int check_network(const struct engine *engine, const struct policy_settings *settings, struct error *error) {
+    const struct policy_model model = engine_policy_model(engine);
+    return policy_settings_want_network(settings) ? policy_settings_fit(settings, &model, error) : 0;
+}
+
+static int set_policy(
     struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error) {
     struct eviction *eviction = &sequence->eviction;
-    if (sequence_length(sequence) > 0 || eviction->settings.policy != NULL)
-        return error_set(error, ERROR_INVALID, "a policy is chosen once, before a sequence's first token");
     int code = policy_settings_check(settings, error);
     if (code == 0)
         code = check_gates(sequence->engine, settings, error);
     if (code == 0)
         code = check_summary(settings, error);
+    if (code == 0)
+        code = check_network(sequence->engine, settings, error);
     if (code == 0)
         code = create_statistics(sequence, settings, eviction->recorded, eviction->recorded_window, error);
     if (code != 0)
@@ -243,9 +248,25 @@ int sequence_set_policy(
     return 0;
 }
 
+int sequence_set_policy(
+    struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error) {
+    if (sequence_length(sequence) > 0 || sequence->eviction.settings.policy != NULL)
+        return error_set(error, ERROR_INVALID, "a policy is chosen once, before a sequence's first token");
+    if (settings->network != NULL || !policy_settings_want_network(settings))
+        return set_policy(sequence, settings, prompt_tokens, error);
+    const struct policy_model model = engine_policy_model(sequence->engine);
+    struct policy_settings resolved;
+    policy_settings_copy(&resolved, settings);
+    int code = policy_settings_resolve(&resolved, &model, NULL, error);
+    if (code == 0)
+        code = set_policy(sequence, &resolved, prompt_tokens, error);
+    policy_settings_release(&resolved);
+    return code;
+}
+
 int sequence_set_budget(struct sequence *sequence, double ratio, uint32_t tokens, struct error *error) {
     struct eviction *eviction = &sequence->eviction;
-    struct policy_settings changed = eviction->settings; /* borrows the gates */
+    struct policy_settings changed = eviction->settings; /* borrows gates and network */
     if (changed.policy == NULL || eviction->handled > 0)
         return error_set(
             error, ERROR_INVALID, "a budget is changed between the choice of a policy and its first prune");

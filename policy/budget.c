@@ -2,6 +2,7 @@
 #include "policy/budget.h"
 
 #include "engine/backend.h"
+#include "policy/network.h"
 #include "policy/order.h"
 
 #include <math.h>
@@ -25,16 +26,19 @@ uint32_t budget_part(float part, uint32_t whole) {
 
 /* ---- shares ---- */
 
-/* values, or a line over the index: nothing here allocates, so that a budget never fails. */
+/* Numbers, or a line over the index: nothing here allocates, so that a budget never fails. */
 struct weights {
-    const double *values; /* NULL: first - fall * index / (count - 1) */
+    const double *values;
+    const float *floats; /* where there are no values */
+    /* Without either: first - fall * index / (count - 1). */
     double first, fall;
     uint32_t count;
 };
 
 static double weight_at(const struct weights *weights, uint32_t i) {
-    double weight = weights->values != NULL ? weights->values[i]
-                                            : weights->first - weights->fall * i / max_u32(weights->count - 1, 1);
+    double weight = weights->values != NULL   ? weights->values[i]
+                    : weights->floats != NULL ? weights->floats[i]
+                                              : weights->first - weights->fall * i / max_u32(weights->count - 1, 1);
     return isfinite(weight) && weight > 0 ? weight : 0;
 }
 
@@ -143,10 +147,10 @@ void budget_share_out(const double *weights, uint32_t count, uint64_t total, uin
 
 /* ---- layers ---- */
 
-/* budgets [0, layers) hold what each layer gets beyond the window: gives it to each of its heads. */
-static void spread_layers(const struct budget_input *input, uint32_t window, uint32_t *budgets) {
+/* budgets [0, layers) hold what each layer gets beyond what all get: gives it to each of its heads. */
+static void spread_layers(const struct budget_input *input, uint32_t all, uint32_t *budgets) {
     for (uint32_t layer = input->layers; layer-- > 0;) {
-        uint32_t budget = window + budgets[layer];
+        uint32_t budget = all + budgets[layer];
         for (uint32_t head = 0; head < input->kv_heads; head++)
             budgets[(size_t)layer * input->kv_heads + head] = budget;
     }
@@ -169,6 +173,16 @@ static void allocate_cake(const struct budget_input *input, uint32_t budget, uin
     budget_share_out(
         input->layer_preferences, input->layers, (uint64_t)input->layers * (budget - window), room, budgets);
     spread_layers(input, window, budgets);
+}
+
+/* Layers by the network's weights; the least comes first, so that the newest token has a place everywhere, beside a
+ * summary slot. */
+static void allocate_network(const struct budget_input *input, uint32_t budget, uint32_t *budgets) {
+    uint32_t least = min_u32(budget, input->settings->summary ? 2 : 1);
+    uint32_t room = input->seen > least ? input->seen - least : 0;
+    struct weights weights = {.floats = input->settings->network->layer_budgets, .count = input->layers};
+    share_out(&weights, (uint64_t)input->layers * (budget - least), room, budgets);
+    spread_layers(input, least, budgets);
 }
 
 /* ---- heads with gates ---- */
@@ -248,12 +262,15 @@ uint32_t budget_least(const struct policy_settings *settings, uint32_t seen) {
 void budget_allocate(const struct budget_input *input, uint32_t *budgets) {
     uint32_t budget = policy_budget(input->settings, input->seen);
     enum policy_allocation allocation = input->settings->policy->allocation;
+    const struct policy_network *network = input->settings->network;
     if (allocation == ALLOCATE_PYRAMID)
         allocate_pyramid(input, budget, budgets);
     else if (allocation == ALLOCATE_CAKE && input->layer_preferences != NULL)
         allocate_cake(input, budget, budgets);
     else if (allocation == ALLOCATE_GATES && input->gates != NULL)
         allocate_gates(input, budget, budgets);
+    else if (allocation == ALLOCATE_NETWORK && network != NULL && network->shape.layers == input->layers)
+        allocate_network(input, budget, budgets);
     else
         for (size_t i = 0; i < (size_t)input->layers * input->kv_heads; i++)
             budgets[i] = budget;

@@ -22,10 +22,13 @@ struct budget_input {
 };
 
 /* budgets [layers * kv_heads]: slots each head may hold (scopes layer and model: its part of the total; shared
- * policies: the layer's one row has the budget of any of its heads). Every weight and gate there is counts, in this
- * way: pyramid  B beyond the window falls linearly over the layers (pyramidkv, policy/snapkv.c) cake     B beyond the
- * window by layer_preferences (policy/cake.c); NULL: equal gates    rlkv: the lowest gates get sinks + recent_tokens.
- * hybrid: the highest get all. Equal gates: the lower layer, then the lower head ranks higher. NULL: equal */
+ * policies: the layer's one row has the budget of any of its heads). Every weight and gate there is counts:
+ *   pyramid  B beyond the window falls linearly over the layers (pyramidkv, policy/snapkv.c)
+ *   cake     B beyond the window by layer_preferences (policy/cake.c); NULL: equal
+ *   network  B beyond the first slot (two, with a summary slot) by the network's layer_budgets, no layer more than what
+ *            was seen; no network, or one of other layers: equal
+ *   gates    rlkv: the lowest gates get sinks + recent_tokens. hybrid: the highest get all. Equal gates: the lower
+ *            layer, then the lower head ranks higher. NULL: equal */
 void budget_allocate(const struct budget_input *input, uint32_t *budgets);
 
 /* The least that a head may hold once `seen` tokens were seen, where it is known before budgets are allocated: a prune

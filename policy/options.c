@@ -5,6 +5,7 @@
 #include "policy/options.h"
 
 #include "policy/budget.h"
+#include "policy/network.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -22,8 +23,10 @@ enum kind {
     KIND_SPARSITY, /* float, or `auto`: NaN */
     KIND_SCOPE,    /* enum policy_scope */
     KIND_FLAG,     /* bool, by two words: false, true */
+    KIND_SWITCH,   /* bool, 0 or 1, also false and true */
     KIND_BASE,     /* a policy that hybrid can use */
     KIND_GATES,    /* a file */
+    KIND_NETWORK,  /* a file */
 };
 
 struct option {
@@ -33,7 +36,7 @@ struct option {
     size_t offset; /* in struct policy_settings */
     double least, most;
     bool above; /* the least value itself is not allowed */
-    const char *words[5];
+    const char *words[7];
     const char *help;
 };
 
@@ -56,6 +59,8 @@ static const struct option options[] = {
     {"scope", 0, KIND_SCOPE, FIELD(scope), 0, 0, false, {"head", "layer", "model"}, "what slots compete within"},
     {"floor", 0, KIND_NUMBER, FIELD(floor), 0, 1, false, {0},
         "scopes layer and model: part of B that every head keeps"},
+    {"summary", 0, KIND_SWITCH, FIELD(summary), 0, 0, false, {"0", "1"},
+        "1: one slot of each head stands for the tokens that it evicted"},
     {"sinks", OPTION_SINKS, KIND_COUNT, FIELD(sinks), 0, TOKENS_MAX, false, {0}, "first tokens that stay"},
     {"recent", OPTION_RECENT, KIND_NUMBER, FIELD(recent), 0, 1, false, {0},
         "part of B that goes to the most recent tokens"},
@@ -81,7 +86,8 @@ static const struct option options[] = {
         "part of the heads that do not keep everything"},
     {"full_heads", OPTION_FULL_HEADS, KIND_NUMBER, FIELD(full_heads), 0, 1, false, {0},
         "most heads, as a part, that keep everything"},
-    {"base", OPTION_BASE, KIND_BASE, FIELD(base), 0, 0, false, {"h2o", "snapkv", "streaming", "knorm"},
+    {"base", OPTION_BASE, KIND_BASE, FIELD(base), 0, 0, false,
+        {"h2o", "snapkv", "streaming", "knorm", "distillcache", "ranker"},
         "policy of the heads that do not keep everything"},
     {"decode", OPTION_DECODE, KIND_FLAG, FIELD(frozen_prompt), 0, 0, false, {"slide", "keep"},
         "keep: nothing is evicted any more once the prompt was pruned"},
@@ -89,6 +95,8 @@ static const struct option options[] = {
         "cache: keys are rotated by their place in the cache"},
     {"gates", OPTION_GATES, KIND_GATES, FIELD(gates), 0, 0, false, {0},
         "JSON file with the heads' gates; without: from attention"},
+    {"network", OPTION_NETWORK, KIND_NETWORK, FIELD(network), 0, 0, false, {0},
+        "policy file; without: the one that ships for the model"},
     {"seed", OPTION_SEED, KIND_SEED, FIELD(seed), 0, 18446744073709551615.0, false, {0}, "of the random numbers"},
 };
 
@@ -151,6 +159,7 @@ void policy_option_allowed(uint32_t index, char *out, size_t size) {
         format_range(option, "auto (by the budget) or a number", out, size);
         break;
     case KIND_GATES:
+    case KIND_NETWORK:
         snprintf(out, size, "a file name");
         break;
     default:
@@ -173,6 +182,15 @@ static void format_double(double value, char *out, size_t size) {
         if (strtod(out, NULL) == value)
             return;
     }
+}
+
+/* How it was trained and what it looks at, in two words. */
+static void format_network(const struct policy_network *network, char *out, size_t size) {
+    if (network == NULL)
+        snprintf(out, size, "of the model");
+    else
+        snprintf(out, size, "%.32s %s", network->method != NULL ? network->method : "untrained",
+            network_features_name(network->shape.features));
 }
 
 void policy_option_value(uint32_t index, const struct policy_settings *settings, char *out, size_t size) {
@@ -200,6 +218,7 @@ void policy_option_value(uint32_t index, const struct policy_settings *settings,
         snprintf(out, size, "%s", option->words[*(const enum policy_scope *)field]);
         break;
     case KIND_FLAG:
+    case KIND_SWITCH:
         snprintf(out, size, "%s", option->words[*(const bool *)field]);
         break;
     case KIND_BASE:
@@ -207,6 +226,9 @@ void policy_option_value(uint32_t index, const struct policy_settings *settings,
         break;
     case KIND_GATES:
         snprintf(out, size, "%s", settings->gates != NULL ? "from a file" : "from attention");
+        break;
+    case KIND_NETWORK:
+        format_network(settings->network, out, size);
     }
 }
 
@@ -292,11 +314,13 @@ static bool set_number(const struct option *option, const char *text, void *fiel
 
 static bool set_word(const struct option *option, const char *text, void *field) {
     int word = find_word(option, text);
+    if (option->kind == KIND_SWITCH && word < 0)
+        word = strcmp(text, "false") == 0 ? 0 : strcmp(text, "true") == 0 ? 1 : -1;
     if (word < 0)
         return false;
     if (option->kind == KIND_SCOPE)
         *(enum policy_scope *)field = (enum policy_scope)word;
-    else if (option->kind == KIND_FLAG)
+    else if (option->kind == KIND_FLAG || option->kind == KIND_SWITCH)
         *(bool *)field = word == 1;
     else
         *(const struct policy **)field = policy_find(text);
@@ -316,6 +340,19 @@ static int set_gates(struct policy_settings *settings, const char *file, bool al
     return 0;
 }
 
+static int set_network(struct policy_settings *settings, const char *file, bool allow_files, struct error *error) {
+    if (!allow_files)
+        return error_set(
+            error, ERROR_INVALID, "option network: a request cannot name a file; the server's own policy can");
+    struct error reason = {0};
+    struct policy_network *network = network_load(file, &reason);
+    if (network == NULL)
+        return error_set(error, reason.code, "option network: %s", reason.message);
+    network_release(settings->network);
+    settings->network = network;
+    return 0;
+}
+
 int option_set(
     struct policy_settings *settings, uint32_t index, const char *value, bool allow_files, struct error *error) {
     const struct option *option = &options[index];
@@ -324,6 +361,8 @@ int option_set(
     switch (option->kind) {
     case KIND_GATES:
         return set_gates(settings, value, allow_files, error);
+    case KIND_NETWORK:
+        return set_network(settings, value, allow_files, error);
     case KIND_COUNT:
     case KIND_ODD:
     case KIND_SEED:
@@ -338,6 +377,13 @@ int option_set(
         valid = set_word(option, value, field);
     }
     return valid ? 0 : refuse(index, value, error);
+}
+
+bool option_named(const struct policy_settings *settings, const char *name) {
+    for (uint32_t i = 0; i < OPTIONS_COUNT; i++)
+        if (strcmp(options[i].name, name) == 0)
+            return (settings->named >> i & 1) != 0;
+    return false;
 }
 
 static bool field_valid(const struct option *option, const void *field) {

@@ -11,6 +11,9 @@
 int option_set(
     struct policy_settings *settings, uint32_t index, const char *value, bool allow_files, struct error *error);
 
+/* Whether it was set by name. */
+bool option_named(const struct policy_settings *settings, const char *name);
+
 /* Whether every field that the policy reads is in its range. */
 int options_check(const struct policy_settings *settings, struct error *error);
 

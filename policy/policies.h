@@ -27,6 +27,8 @@ extern const struct policy policy_laprox;
 extern const struct policy policy_laprox_head;
 extern const struct policy policy_restkv;
 extern const struct policy policy_rlkv;
+extern const struct policy policy_ranker;
+extern const struct policy policy_distillcache;
 extern const struct policy policy_hybrid;
 
 /* Shared by the policies that keep the window they score with: protects the last min(window, B / 2) tokens, so that

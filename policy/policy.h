@@ -26,7 +26,7 @@ struct policy_network; /* network.h */
 struct head_gates;     /* budget.h: one number per (layer, KV head), shared and counted by references */
 struct policy;
 
-/* A policy with its budget and options, ready to be used. Plain data, copied by value, except gates: use
+/* A policy with its budget and options, ready to be used. Plain data, copied by value, except gates and network: use
  * policy_settings_copy and policy_settings_release. */
 struct policy_settings {
     const struct policy *policy;
@@ -70,6 +70,7 @@ struct policy_settings {
      * model, which sequence_set_policy and whoever checks settings against a model puts here (policy_settings_resolve).
      */
     struct policy_network *network;
+    uint64_t named; /* options that were set by name: 1 << their index in the table. policy_settings_set keeps it */
 };
 
 /* What shares B out (budget.h). */
@@ -94,7 +95,7 @@ struct policy {
 };
 
 /* Options in words: common ones (ratio, tokens, minimum, interval, prefill_prune_every, protect_recent, protect_sinks,
- * scope, floor) and those of some policies. */
+ * scope, floor, summary) and those of some policies. */
 enum policy_option {
     OPTION_SINKS = 1 << 0,
     OPTION_RECENT = 1 << 1,
@@ -114,7 +115,8 @@ enum policy_option {
     OPTION_POSITIONS = 1 << 15, /* positions: original | cache */
     OPTION_GATES = 1 << 16,     /* a gate file */
     OPTION_SEED = 1 << 17,
-    OPTION_BASE = 1 << 18, /* base: h2o | snapkv | streaming | knorm */
+    OPTION_BASE = 1 << 18,    /* base: h2o | snapkv | streaming | knorm | distillcache | ranker */
+    OPTION_NETWORK = 1 << 19, /* a policy file */
 };
 
 /* The registry, in the order of policy/README.md. */
@@ -137,21 +139,27 @@ void policy_option_value(uint32_t index, const struct policy_settings *settings,
 /* Defaults of a policy: ratio 0.25 (full: 1), minimum 32, interval 1 (16 for policies with products per slot). */
 void policy_settings_default(const struct policy *policy, struct policy_settings *settings);
 
-/* Sets one option from text ("window", "16"); choices by their words. allow_files: gate files may be read (then also
- * the errors of head_gates_load). ERROR_INVALID with a message that names the option, the value and what is allowed, or
+/* Sets one option from text ("window", "16"); choices by their words. allow_files: gate and policy files may be read
+ * (then also the errors of head_gates_load and network_load); a network's defaults are taken over for options that were
+ * not set by name. ERROR_INVALID with a message that names the option, the value and what is allowed, or
  * lists the options that the policy has when it does not have this one; settings are then as they were. Works on
  * settings that were set by policy_settings_default. Of ratio, tokens and (rlkv) sparsity the last one set counts. */
 int policy_settings_set(
     struct policy_settings *settings, const char *option, const char *value, bool allow_files, struct error *error);
 
-/* "name[:FILE][,key=value...]" as on the command line; FILE: the gates of rlkv and hybrid. On an error there is nothing
- * to release. */
+/* "name[:FILE][,key=value...]" as on the command line; FILE: the gates of rlkv and hybrid, the network of distillcache
+ * and ranker. On an error there is nothing to release. */
 int policy_settings_parse(const char *text, struct policy_settings *settings, struct error *error);
 
-/* Gives settings that need a network and have none the one that ships for the model, and takes over the network's
- * defaults (scope, floor, interval, summary, protect_*) for options that were not set by name. 0 for settings without a
- * network. ERROR_IO (no such file), ERROR_FORMAT, ERROR_UNSUPPORTED (the network is of a model with other layers, heads
- * or head_dim); *foreign: it was trained for a model with another fingerprint (a transfer: worth a warning). */
+/* Slots will be scored by a network (policy_settings_keep_all: they will not). */
+bool policy_settings_want_network(const struct policy_settings *settings);
+
+/* Gives settings that want a network and have none the one that ships for the model, takes over the network's defaults
+ * (scope, floor, interval, summary, protect_*) for options that were not set by name, and checks the whole again. 0 for
+ * settings that want no network. ERROR_IO (no such file), ERROR_FORMAT, ERROR_MEMORY, ERROR_UNSUPPORTED (the network is
+ * of a model with other layers, heads or head_dim), ERROR_INVALID (policy_settings_check); settings may then have the
+ * network, and are to be released as ever. *foreign (may be NULL): it was trained for a model with another fingerprint
+ * (a transfer: worth a warning). */
 struct policy_model {
     const char *fingerprint; /* of the model file */
     uint32_t layers, kv_heads, head_dim;
@@ -159,12 +167,15 @@ struct policy_model {
 int policy_settings_resolve(
     struct policy_settings *settings, const struct policy_model *model, bool *foreign, struct error *error);
 
+/* Whether the network that settings have is of a model of this shape: ERROR_UNSUPPORTED. */
+int policy_settings_fit(const struct policy_settings *settings, const struct policy_model *model, struct error *error);
+
 /* What can only be seen of the whole: budget against window, history and so on. Called by parse; call it after the last
  * policy_settings_set. */
 int policy_settings_check(const struct policy_settings *settings, struct error *error);
 
 void policy_settings_copy(struct policy_settings *to, const struct policy_settings *from);
-void policy_settings_release(struct policy_settings *settings); /* drops gates */
+void policy_settings_release(struct policy_settings *settings); /* drops gates and network */
 
 /* The number of heads that keep everything is given, and the budget does not count (rlkv with a sparsity). */
 bool policy_settings_by_sparsity(const struct policy_settings *settings);

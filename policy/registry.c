@@ -26,6 +26,8 @@ static const struct policy *const policies[] = {
     &policy_laprox_head,
     &policy_restkv,
     &policy_rlkv,
+    &policy_ranker,
+    &policy_distillcache,
     &policy_hybrid,
 };
 

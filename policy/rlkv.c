@@ -60,8 +60,8 @@ const struct policy policy_hybrid = {
     .name = "hybrid",
     .summary = "heads with high gates keep everything, the others follow a base policy",
     .source = "DistillCache, appendix E.3",
-    .options =
-        OPTION_FULL_HEADS | OPTION_BASE | OPTION_GATES | OPTION_SINKS | OPTION_RECENT | OPTION_WINDOW | OPTION_KERNEL,
+    .options = OPTION_FULL_HEADS | OPTION_BASE | OPTION_GATES | OPTION_SINKS | OPTION_RECENT | OPTION_WINDOW |
+               OPTION_KERNEL | OPTION_NETWORK,
     .defaults = set_hybrid_defaults,
     .needs = need_hybrid,
     .stages = write_hybrid_stages,

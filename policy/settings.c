@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy/budget.h"
+#include "policy/network.h"
 #include "policy/options.h"
 #include "policy/policies.h"
 
@@ -60,6 +61,32 @@ static void replace_budget(struct policy_settings *settings, const char *option)
         settings->sparsity = (settings->policy->options & OPTION_SPARSITY) != 0 ? NAN : settings->sparsity;
 }
 
+/* What the network was trained with, where nobody chose. */
+static void take_defaults(struct policy_settings *settings) {
+    const struct policy_network *network = settings->network;
+    settings->scope = option_named(settings, "scope") ? settings->scope : network->scope;
+    settings->floor = option_named(settings, "floor") ? settings->floor : network->floor;
+    settings->interval = option_named(settings, "interval") ? settings->interval : network->interval;
+    settings->summary = option_named(settings, "summary") ? settings->summary : network->summary;
+    if (!option_named(settings, "protect_recent"))
+        settings->protect_recent = network->protect_recent;
+    if (!option_named(settings, "protect_sinks"))
+        settings->protect_sinks = network->protect_sinks;
+}
+
+/* What follows from an option that was just set. */
+static void follow(struct policy_settings *settings, uint32_t index) {
+    const char *option = policy_option_name(index);
+    settings->named |= (uint64_t)1 << index;
+    replace_budget(settings, option);
+    if (strcmp(option, "network") == 0)
+        take_defaults(settings);
+    if (strcmp(option, "base") != 0 || option_named(settings, "network"))
+        return;
+    network_release(settings->network); /* the one that ships for the base there was */
+    settings->network = NULL;
+}
+
 int policy_settings_set(
     struct policy_settings *settings, const char *option, const char *value, bool allow_files, struct error *error) {
     for (uint32_t i = 0; i < policy_options_count(); i++) {
@@ -67,7 +94,7 @@ int policy_settings_set(
             continue;
         int code = option_set(settings, i, value, allow_files, error);
         if (code == 0)
-            replace_budget(settings, option);
+            follow(settings, i);
         return code;
     }
     return refuse_option(settings->policy, option, error);
@@ -101,10 +128,13 @@ static int parse_words(char *text, struct policy_settings *settings, struct erro
         return error_set(error, ERROR_INVALID, "there is no policy '%s'; there are %s",
             policy_option_quote(name, quote, sizeof quote), policy_names());
     policy_settings_default(policy, settings);
-    if (file != NULL && (policy->options & OPTION_GATES) == 0)
+    const char *takes = (policy->options & OPTION_GATES) != 0     ? "gates"
+                        : (policy->options & OPTION_NETWORK) != 0 ? "network"
+                                                                  : NULL;
+    if (file != NULL && takes == NULL)
         return error_set(error, ERROR_INVALID, "policy %s takes no file ('%s')", policy->name,
             policy_option_quote(file, quote, sizeof quote));
-    int code = file != NULL ? policy_settings_set(settings, "gates", file, true, error) : 0;
+    int code = file != NULL ? policy_settings_set(settings, takes, file, true, error) : 0;
     if (code == 0)
         code = parse_options(rest, settings, error);
     return code == 0 ? policy_settings_check(settings, error) : code;
@@ -124,6 +154,22 @@ int policy_settings_parse(const char *text, struct policy_settings *settings, st
 
 /* ---- the whole ---- */
 
+/* The slot that stands for evicted tokens needs one beside it. */
+static int check_summary(const struct policy_settings *settings, struct error *error) {
+    bool sparse = policy_settings_by_sparsity(settings);
+    uint32_t least = settings->tokens > 0 ? settings->tokens : settings->minimum;
+    if (sparse)
+        least = settings->sinks + settings->recent_tokens;
+    if (!settings->summary || policy_settings_keep_all(settings) || least >= 2)
+        return 0;
+    return error_set(error, ERROR_INVALID,
+        "option summary is 1: the budget (%s %u) must be at least 2, a slot beside that of what was evicted",
+        sparse                 ? "sinks and recent_tokens"
+        : settings->tokens > 0 ? "tokens"
+                               : "minimum",
+        least);
+}
+
 /* The newest token must have a place, or the cache would stay as the first prune left it. */
 static int check_tokens(const struct policy_settings *settings, struct error *error) {
     uint32_t sinks = 0, recent = 0;
@@ -131,11 +177,11 @@ static int check_tokens(const struct policy_settings *settings, struct error *er
         settings->policy->protect(settings, settings->tokens, &sinks, &recent);
     sinks = sinks > settings->protect_sinks ? sinks : settings->protect_sinks;
     recent = recent > settings->protect_recent ? recent : settings->protect_recent;
-    if ((uint64_t)sinks + (recent > 0 ? recent : 1) <= settings->tokens)
+    if ((uint64_t)sinks + (recent > 0 ? recent : 1) + settings->summary <= settings->tokens)
         return 0;
     return error_set(error, ERROR_INVALID,
-        "option tokens is %u: must be more than the %u first and %u most recent tokens that policy %s protects",
-        settings->tokens, sinks, recent, settings->policy->name);
+        "option tokens is %u: must be more than the %u first and %u most recent tokens that policy %s protects%s",
+        settings->tokens, sinks, recent, settings->policy->name, settings->summary ? ", and the summary slot" : "");
 }
 
 int policy_settings_check(const struct policy_settings *settings, struct error *error) {
@@ -149,6 +195,9 @@ int policy_settings_check(const struct policy_settings *settings, struct error *
             "option sinks is %u: must be at least 4 for policy expected_attention, which has no score for the first 4 "
             "tokens",
             settings->sinks);
+    code = check_summary(settings, error);
+    if (code != 0)
+        return code;
     bool by_tokens = settings->tokens > 0 && settings->policy->stages != NULL;
     return by_tokens && !settings->policy->heads_differ ? check_tokens(settings, error) : 0;
 }
@@ -156,11 +205,14 @@ int policy_settings_check(const struct policy_settings *settings, struct error *
 void policy_settings_copy(struct policy_settings *to, const struct policy_settings *from) {
     *to = *from;
     head_gates_take(to->gates);
+    network_take(to->network);
 }
 
 void policy_settings_release(struct policy_settings *settings) {
     head_gates_release(settings->gates);
+    network_release(settings->network);
     settings->gates = NULL;
+    settings->network = NULL;
 }
 
 bool policy_settings_by_sparsity(const struct policy_settings *settings) {
@@ -173,6 +225,50 @@ bool policy_settings_keep_all(const struct policy_settings *settings) {
     if (policy_settings_by_sparsity(settings))
         return settings->sparsity == 0;
     return settings->tokens == 0 && settings->ratio >= 1;
+}
+
+/* ---- the network ---- */
+
+/* The policy that scores slots, as far as it does so by a network. */
+static const struct policy *network_policy(const struct policy_settings *settings) {
+    const struct policy *policy = settings->policy;
+    if (policy != NULL && (policy->options & OPTION_BASE) != 0)
+        policy = settings->base;
+    return policy != NULL && (policy->options & OPTION_NETWORK) != 0 ? policy : NULL;
+}
+
+bool policy_settings_want_network(const struct policy_settings *settings) {
+    return network_policy(settings) != NULL && !policy_settings_keep_all(settings);
+}
+
+int policy_settings_fit(const struct policy_settings *settings, const struct policy_model *model, struct error *error) {
+    const struct network_shape *shape = &settings->network->shape;
+    if (shape->layers == model->layers && shape->kv_heads == model->kv_heads && shape->head_dim == model->head_dim)
+        return 0;
+    return error_set(error, ERROR_UNSUPPORTED,
+        "the policy's network is for %u layers of %u KV heads of width %u, this model has %u of %u of %u",
+        shape->layers, shape->kv_heads, shape->head_dim, model->layers, model->kv_heads, model->head_dim);
+}
+
+int policy_settings_resolve(
+    struct policy_settings *settings, const struct policy_model *model, bool *foreign, struct error *error) {
+    if (foreign != NULL)
+        *foreign = false;
+    if (!policy_settings_want_network(settings))
+        return 0;
+    if (settings->network == NULL) {
+        struct error reason = {0};
+        settings->network = network_load_shipped(model->fingerprint, network_policy(settings)->name, &reason);
+        if (settings->network == NULL)
+            return error_set(error, reason.code, "policy %s: %s", settings->policy->name, reason.message);
+    }
+    int code = policy_settings_fit(settings, model, error);
+    if (code != 0)
+        return code;
+    if (foreign != NULL)
+        *foreign = strcmp(settings->network->fingerprint, model->fingerprint) != 0;
+    take_defaults(settings);
+    return policy_settings_check(settings, error);
 }
 
 /* ---- what follows from settings ---- */

@@ -104,8 +104,25 @@ static int cache_params_set(
     return 0;
 }
 
+/* Gives the policy its network, where it wants one; that of the server's own policy was found when it started. */
+static int cache_params_resolve(
+    const struct policy_model *model, struct policy_settings *settings, struct fault *fault) {
+    struct error error;
+    if (!policy_settings_want_network(settings))
+        return 0;
+    if (model->fingerprint == NULL)
+        return fault_invalid(fault, "kv_cache.policy", "kv_cache.policy is '%s': no policy is trained for this model",
+            settings->policy->name);
+    int code = policy_settings_resolve(settings, model, NULL, &error);
+    if (code == ERROR_MEMORY)
+        return fault_memory(fault);
+    bool value = code == ERROR_INVALID; /* an option does not go with what the network was trained with */
+    return code == 0 ? 0 : fault_invalid(fault, value ? "kv_cache" : "kv_cache.policy", "kv_cache: %s", error.message);
+}
+
 static int cache_params_read_object(
-    const json_t *object, const struct policy_settings *own, struct policy_settings *settings, struct fault *fault) {
+    const json_t *object, const struct parse_context *context, struct policy_settings *settings, struct fault *fault) {
+    const struct policy_settings *own = context->kv_policy;
     const char *option;
     json_t *value;
     struct error error;
@@ -122,7 +139,7 @@ static int cache_params_read_object(
     }
     if (policy_settings_check(settings, &error) != 0)
         return fault_invalid(fault, "kv_cache", "kv_cache: %s", error.message);
-    return 0;
+    return cache_params_resolve(&context->policy_model, settings, fault);
 }
 
 int cache_params_read(
@@ -135,7 +152,7 @@ int cache_params_read(
     else if (!json_is_object(object))
         failed = fault_invalid(fault, "kv_cache", "kv_cache must be an object, not %s", field_type(object));
     else
-        failed = cache_params_read_object(object, context->kv_policy, settings, fault);
+        failed = cache_params_read_object(object, context, settings, fault);
     if (failed == 0 && settings->seed == 0)
         settings->seed = request->sampling.seed;
     return failed;

@@ -186,6 +186,7 @@ struct parse_context generation_context(const struct exchange *exchange) {
         .tokens_max = server->model.tokens_max,
         .model_id = server->model_id,
         .kv_policy = &server->model.kv_policy,
+        .policy_model = server->model.policy_model,
         .chat_refusal = server->model.chat_refusal,
         .request_id = exchange->id};
 }

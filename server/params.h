@@ -37,6 +37,7 @@ struct parse_context {
     uint32_t tokens_max; /* of a sequence that is not pruned, as clients are told */
     const char *model_id;
     const struct policy_settings *kv_policy; /* of requests that choose none */
+    struct policy_model policy_model;        /* whose trained policies there may be; fingerprint NULL: none */
     const char *chat_refusal;                /* why /v1/chat/completions cannot be served; NULL: it can */
     const char *request_id;                  /* for logs */
 };

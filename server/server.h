@@ -24,7 +24,8 @@ struct server_model {
     uint32_t vocabulary;
     uint32_t context;                 /* tokens that any sequence may see: prompt and completion */
     uint32_t tokens_max;              /* of one that is not pruned: the context, or what the page pool holds of it */
-    struct policy_settings kv_policy; /* of requests that choose none; its references are the giver's */
+    struct policy_settings kv_policy; /* of requests that choose none, resolved; its references are the giver's */
+    struct policy_model policy_model; /* for policies that requests choose */
 };
 
 /* Loads the model: fills *model. Runs on its own thread. wake is for scheduler_options.wake with wake_context. */

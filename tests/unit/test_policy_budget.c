@@ -6,6 +6,7 @@
 #include "policy/budget.h"
 
 #include "engine/backend.h"
+#include "tests/unit/tiny_network.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -218,6 +219,50 @@ static void test_short_sequences_are_left_alone(void **state) {
     }
 }
 
+/* ---- a network's layers ---- */
+
+static void test_layers_of_a_network(void **state) {
+    (void)state;
+    struct network_shape shape = tiny_network_shape(FEATURES_CONTENT, 4, 2, 16);
+    struct policy_settings settings = parse("distillcache,tokens=101");
+    settings.network = tiny_network_create(&shape, 1);
+    struct budget_input input = {.settings = &settings, .layers = 4, .kv_heads = 2, .seen = 1000};
+    uint32_t budgets[8];
+    memcpy(settings.network->layer_budgets, (const float[]){0.5f, 1, 2, 0.5f}, 4 * sizeof(float));
+    budget_allocate(&input, budgets);
+    const uint32_t by_weight[] = {51, 51, 101, 101, 201, 201, 51, 51}; /* one, and 100 times the weight */
+    assert_memory_equal(budgets, by_weight, sizeof budgets);
+    input.seen = 150; /* what one layer cannot use goes to the others */
+    budget_allocate(&input, budgets);
+    const uint32_t capped[] = {64, 64, 126, 126, 150, 150, 64, 64}; /* 1 + 251 / 4, 1 + 251 / 2, largest rests up */
+    assert_memory_equal(budgets, capped, sizeof budgets);
+    input.seen = 90; /* nothing is over the budget, so nothing may go */
+    budget_allocate(&input, budgets);
+    for (int i = 0; i < 8; i++)
+        assert_true(budgets[i] >= 90);
+    /* A layer without weight keeps the newest token, and with a summary one beside it. */
+    input.seen = 1000;
+    memcpy(settings.network->layer_budgets, (const float[]){4, 0, 0, 0}, 4 * sizeof(float));
+    budget_allocate(&input, budgets);
+    assert_int_equal(budgets[0], 401);
+    assert_int_equal(budgets[7], 1);
+    settings.summary = true;
+    budget_allocate(&input, budgets);
+    assert_int_equal(budgets[0], 2 + 4 * 99);
+    assert_int_equal(budgets[7], 2);
+    /* Equal weights: what every policy gives. */
+    for (int layer = 0; layer < 4; layer++)
+        settings.network->layer_budgets[layer] = 1;
+    for (settings.tokens = 1; settings.tokens < 300; settings.tokens++) {
+        budget_allocate(&input, budgets);
+        for (int i = 0; i < 8; i++)
+            assert_int_equal(budgets[i], settings.tokens);
+    }
+    policy_settings_release(&settings);
+    budget_allocate(&input, budgets); /* no network yet */
+    assert_int_equal(budgets[3], 300);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_budgets_of_the_fixture),
@@ -229,6 +274,7 @@ int main(void) {
         cmocka_unit_test(test_equal_gates),
         cmocka_unit_test(test_equal_budgets),
         cmocka_unit_test(test_short_sequences_are_left_alone),
+        cmocka_unit_test(test_layers_of_a_network),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

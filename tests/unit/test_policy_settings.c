@@ -4,6 +4,7 @@
  */
 #include "policy/budget.h"
 #include "policy/policy.h"
+#include "tests/unit/tiny_network.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -14,6 +15,9 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+/* What a network with all inputs of its features needs. */
+#define NETWORK (STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY | STATISTIC_CONTENT)
 
 static struct policy_settings parse(const char *text) {
     struct policy_settings settings;
@@ -41,9 +45,9 @@ static void test_registry(void **state) {
     (void)state;
     static const char *const names = "full, random, streaming, h2o, h2o_mean, scissorhands, tova, snapkv, pyramidkv, "
                                      "adakv, criticalkv, keydiff, knorm, keyformer, expected_attention, cake, laprox, "
-                                     "laprox_head, restkv, rlkv, hybrid";
+                                     "laprox_head, restkv, rlkv, ranker, distillcache, hybrid";
     assert_string_equal(policy_names(), names);
-    assert_int_equal(policy_count(), 21);
+    assert_int_equal(policy_count(), 23);
     assert_null(policy_at(policy_count()));
     assert_null(policy_find("h2"));
     assert_null(policy_find(""));
@@ -71,6 +75,12 @@ static void test_defaults(void **state) {
     assert_int_equal(parse("rlkv").sinks, 16);
     assert_int_equal(parse("streaming").sinks, 4);
     assert_int_equal(parse("scissorhands").recent_tokens, 10);
+    for (int i = 0; i < 2; i++) {
+        struct policy_settings settings = parse(i == 0 ? "distillcache" : "ranker");
+        assert_int_equal(settings.scope, SCOPE_LAYER);
+        assert_true(settings.floor == 0.75f && !settings.summary && settings.network == NULL);
+        assert_int_equal(settings.interval, 16);
+    }
 }
 
 static void test_options_are_set(void **state) {
@@ -93,6 +103,9 @@ static void test_options_are_set(void **state) {
     assert_true(parse("random,seed=18446744073709551615").seed == UINT64_MAX);
     assert_true(parse("cake,gamma=1e2,tau1=2,tau2=.5").tau2 == 0.5f);
     assert_ptr_equal(parse("hybrid,base=knorm").base, policy_find("knorm"));
+    assert_ptr_equal(parse("hybrid,base=ranker").base, policy_find("ranker"));
+    assert_true(parse("streaming,summary=1").summary && parse("streaming,summary=true").summary);
+    assert_false(parse("streaming,summary=0").summary || parse("streaming,summary=1,summary=false").summary);
 }
 
 /* Of what sets the size, the last counts. */
@@ -140,7 +153,9 @@ static void test_values_are_checked(void **state) {
     EXPECT_INVALID("snapkv,scope=heads", "scope", "'heads'", "head, layer or model");
     EXPECT_INVALID("snapkv,decode=kept", "decode", "slide or keep");
     EXPECT_INVALID("streaming,positions=true", "original or cache");
-    EXPECT_INVALID("hybrid,base=cake", "base", "'cake'", "h2o, snapkv, streaming or knorm");
+    EXPECT_INVALID("hybrid,base=cake", "base", "'cake'", "h2o, snapkv, streaming, knorm, distillcache or ranker");
+    EXPECT_INVALID("h2o,summary=2", "summary", "'2'", "0 or 1");
+    EXPECT_INVALID("h2o,summary=yes", "'yes'");
     EXPECT_INVALID("scissorhands,history=513", "history", "512");
     EXPECT_INVALID("restkv,smoothing=1e-60", "smoothing", "above 0");
     EXPECT_INVALID("rlkv,sparsity=nan", "sparsity", "auto");
@@ -168,6 +183,13 @@ static void test_the_whole_is_checked(void **state) {
     parse("h2o,tokens=1");
     parse("snapkv,tokens=1");
     EXPECT_INVALID("expected_attention,sinks=3", "sinks is 3", "at least 4");
+    EXPECT_INVALID("knorm,tokens=1,summary=1", "summary is 1", "tokens 1", "at least 2");
+    EXPECT_INVALID("knorm,minimum=1,summary=1", "minimum 1", "at least 2");
+    EXPECT_INVALID("rlkv,sinks=0,recent_tokens=1,summary=1", "sinks and recent_tokens 1");
+    EXPECT_INVALID("streaming,tokens=5,summary=1", "tokens is 5", "summary slot");
+    parse("streaming,tokens=6,summary=1");
+    parse("knorm,tokens=2,minimum=1,summary=1");
+    parse("knorm,minimum=1,ratio=1,summary=1");
     struct policy_settings settings = parse("snapkv");
     struct error error;
     settings.window = 0; /* as a program may have set it */
@@ -234,6 +256,177 @@ static void test_gate_files(void **state) {
     expect_refused("rlkv:/tmp", ERROR_IO, (const char *const[]){"regular file", NULL});
 }
 
+/* ---- networks ---- */
+
+/* A network of 3 layers of 2 heads of width 16 in a file; model: of that shape. */
+static char network_file[96], network_folder[64];
+static const struct policy_model model = {
+    .fingerprint = "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f",
+    .layers = 3,
+    .kv_heads = 2,
+    .head_dim = 16,
+};
+
+static int set_up_networks(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        enum network_features features = i == 0 ? FEATURES_CONTENT : FEATURES_PAPER;
+        struct network_shape shape = tiny_network_shape(features, 3, 2, 16);
+        struct policy_network *network = tiny_network_create(&shape, 1);
+        network->scope = SCOPE_MODEL;
+        network->floor = 0.5f;
+        network->interval = 7;
+        network->protect_recent = 3;
+        network->protect_sinks = 2;
+        if (i == 0)
+            tiny_folder_create(network_folder);
+        tiny_network_ship(network, network_folder, model.fingerprint, i == 0 ? "distillcache" : "ranker");
+    }
+    snprintf(network_file, sizeof network_file, "%s/network", network_folder);
+    struct network_shape shape = tiny_network_shape(FEATURES_CONTENT, 3, 2, 16);
+    struct policy_network *network = tiny_network_create(&shape, 2);
+    network->interval = 9;
+    int failed = network_save(network, network_file, NULL);
+    network_release(network);
+    return failed;
+}
+
+static int remove_networks(void **state) {
+    (void)state;
+    tiny_folder_remove(network_folder);
+    return 0;
+}
+
+static struct policy_settings parse_with_file(const char *format) {
+    char text[256];
+    snprintf(text, sizeof text, format, network_file);
+    return parse(text);
+}
+
+static void expect_defaults(const struct policy_settings *s, enum policy_scope scope, float floor, uint32_t interval,
+    bool summary, uint32_t recent, uint32_t sinks) {
+    assert_int_equal(s->scope, scope);
+    assert_true(s->floor == floor);
+    assert_int_equal(s->interval, interval);
+    assert_int_equal(s->summary, summary);
+    assert_int_equal(s->protect_recent, recent);
+    assert_int_equal(s->protect_sinks, sinks);
+}
+
+static void test_network_files(void **state) {
+    (void)state;
+    struct error error;
+    char text[256];
+    struct policy_settings settings = parse_with_file("distillcache:%s,ratio=0.1,floor=0.25"), copy;
+    assert_non_null(settings.network);
+    expect_defaults(&settings, SCOPE_LAYER, 0.25f, 9, true, 0, 0);
+    policy_settings_copy(&copy, &settings);
+    assert_int_equal(settings.network->references, 2);
+    policy_settings_release(&settings);
+    assert_null(settings.network);
+    assert_int_equal(copy.network->references, 1);
+    policy_settings_describe(&copy, text, sizeof text);
+    assert_string_equal(
+        text, "distillcache, ratio 0.1, interval 9, floor 0.25, summary 1, network distillcache content");
+    assert_int_equal(policy_needs(&copy, true), NETWORK);
+    policy_settings_release(&copy);
+    policy_settings_release(&copy);
+    /* What was named before the file counts, too. */
+    settings = parse_with_file("ranker,interval=2,summary=0,network=%s");
+    expect_defaults(&settings, SCOPE_LAYER, 0.75f, 2, false, 0, 0);
+    assert_int_equal(policy_settings_set(&settings, "network", network_file, false, &error), ERROR_INVALID);
+    assert_non_null(strstr(error.message, "cannot name a file"));
+    assert_int_equal(policy_settings_set(&settings, "network", network_file, true, &error), 0); /* drops the old one */
+    policy_settings_release(&settings);
+    settings = parse_with_file("hybrid,base=distillcache,network=%s");
+    assert_int_equal(settings.network->references, 1);
+    policy_settings_release(&settings);
+    snprintf(text, sizeof text, "ranker:%s,interval=0", network_file); /* fails after the file was read */
+    EXPECT_INVALID(text, "interval");
+    EXPECT_INVALID("h2o:file", "takes no file");
+    expect_refused("ranker:/tmp/none", ERROR_IO, (const char *const[]){"option network", "/tmp/none", NULL});
+    expect_refused("distillcache:/dev/null", ERROR_IO, (const char *const[]){"regular file", NULL});
+}
+
+static void test_resolve(void **state) {
+    (void)state;
+    struct error error;
+    struct policy_model other = model;
+    bool foreign = true;
+    setenv("DISTILLCACHE_POLICIES", network_folder, 1);
+    struct policy_settings settings = parse("distillcache,interval=4"), second = parse("ranker");
+    assert_int_equal(policy_settings_resolve(&settings, &model, &foreign, &error), 0);
+    assert_false(foreign);
+    assert_int_equal(settings.network->shape.features, FEATURES_CONTENT);
+    expect_defaults(&settings, SCOPE_MODEL, 0.5f, 4, true, 3, 2);
+    /* A change by name after that is not taken back. */
+    assert_int_equal(policy_settings_set(&settings, "scope", "head", false, NULL), 0);
+    assert_int_equal(policy_settings_resolve(&settings, &model, NULL, &error), 0);
+    expect_defaults(&settings, SCOPE_HEAD, 0.5f, 4, true, 3, 2);
+    assert_int_equal(policy_settings_resolve(&second, &model, &foreign, &error), 0);
+    assert_int_equal(second.network->shape.features, FEATURES_PAPER);
+    assert_int_equal(policy_needs(&second, false), NETWORK | STATISTIC_STANDARD);
+    policy_settings_release(&second);
+    /* Another model's. */
+    other.fingerprint = "abcd";
+    assert_int_equal(policy_settings_resolve(&settings, &other, &foreign, &error), 0);
+    assert_true(foreign);
+    other.head_dim = 32;
+    assert_int_equal(policy_settings_resolve(&settings, &other, &foreign, &error), ERROR_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "width 16, this model has 3 of 2 of 32"));
+    policy_settings_release(&settings);
+    settings = parse("distillcache");
+    assert_int_equal(policy_settings_resolve(&settings, &other, &foreign, &error), ERROR_IO);
+    assert_non_null(strstr(error.message, "policy distillcache"));
+    assert_non_null(strstr(error.message, "trained for this model"));
+    /* Who wants none gets none. */
+    settings = parse("h2o");
+    assert_int_equal(policy_settings_resolve(&settings, &model, &foreign, &error), 0);
+    assert_null(settings.network);
+    settings = parse("distillcache,ratio=1");
+    assert_false(policy_settings_want_network(&settings));
+    assert_int_equal(policy_settings_resolve(&settings, &other, &foreign, &error), 0);
+    assert_null(settings.network);
+    unsetenv("DISTILLCACHE_POLICIES");
+}
+
+/* What the network wants may not go with the budget. */
+static void test_resolve_checks(void **state) {
+    (void)state;
+    struct error error;
+    setenv("DISTILLCACHE_POLICIES", network_folder, 1);
+    struct policy_settings settings = parse("distillcache,tokens=5"); /* 2 sinks, 3 recent, a summary */
+    assert_int_equal(policy_settings_resolve(&settings, &model, NULL, &error), ERROR_INVALID);
+    assert_non_null(strstr(error.message, "tokens is 5"));
+    policy_settings_release(&settings);
+    settings = parse("distillcache,tokens=5,protect_sinks=0");
+    assert_int_equal(policy_settings_resolve(&settings, &model, NULL, &error), 0);
+    policy_settings_release(&settings);
+    unsetenv("DISTILLCACHE_POLICIES");
+}
+
+/* Another base takes the network that ships for it, but keeps a file that was named. */
+static void test_network_of_a_base(void **state) {
+    (void)state;
+    setenv("DISTILLCACHE_POLICIES", network_folder, 1);
+    struct policy_settings settings = parse("hybrid,base=distillcache");
+    assert_true(policy_settings_want_network(&settings));
+    assert_int_equal(policy_settings_resolve(&settings, &model, NULL, NULL), 0);
+    assert_int_equal(settings.network->shape.features, FEATURES_CONTENT);
+    assert_int_equal(policy_settings_set(&settings, "base", "ranker", false, NULL), 0);
+    assert_null(settings.network);
+    assert_int_equal(policy_settings_resolve(&settings, &model, NULL, NULL), 0);
+    assert_int_equal(settings.network->shape.features, FEATURES_PAPER);
+    assert_int_equal(policy_settings_set(&settings, "base", "h2o", false, NULL), 0);
+    assert_null(settings.network);
+    assert_false(policy_settings_want_network(&settings));
+    policy_settings_release(&settings);
+    settings = parse_with_file("hybrid,network=%s,base=ranker");
+    assert_non_null(settings.network);
+    policy_settings_release(&settings);
+    unsetenv("DISTILLCACHE_POLICIES");
+}
+
 /* ---- what a policy is made of ---- */
 
 struct made_of {
@@ -277,6 +470,17 @@ static const struct made_of policies_made_of[] = {
         {STAGE_WINDOW_SUM, STAGE_PROTECT, STAGE_POOL_MAX, END}},
     {"hybrid,base=streaming", STATISTIC_SUM, 0, UINT32_MAX, {STAGE_POSITION, STAGE_PROTECT, END}},
     {"hybrid,base=knorm", STATISTIC_SUM, 0, UINT32_MAX, {STAGE_KEY_NORM, STAGE_PROTECT, END}},
+    /* The network is not known yet: what the default one needs. */
+    {"distillcache", NETWORK, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_LOG_SOFTMAX, STAGE_PROTECT, END}},
+    {"ranker,scope=head", NETWORK, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_PROTECT, END}},
+    {"ranker,scope=model", NETWORK, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_LOG_SOFTMAX, STAGE_PROTECT, END}},
+    {"hybrid,base=ranker", NETWORK, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_PROTECT, END}},
+    /* A summary slot needs the sum of every policy. */
+    {"streaming,summary=1", STATISTIC_SUM, STATISTIC_SUM, UINT32_MAX, {STAGE_POSITION, STAGE_PROTECT, END}},
+    {"snapkv,summary=1", STATISTIC_WINDOW | STATISTIC_SUM, STATISTIC_WINDOW | STATISTIC_SUM, UINT32_MAX,
+        {STAGE_WINDOW_SUM, STAGE_PROTECT, STAGE_POOL_MAX, END}},
+    {"knorm,summary=1,ratio=1", 0, 0, 0, {END}},
+    {"full,summary=1", 0, 0, 0, {END}},
     /* Nothing is evicted: nothing is needed. */
     {"h2o,ratio=1", 0, 0, 0, {END}},
     {"rlkv,sparsity=0", 0, 0, 0, {END}},
@@ -354,6 +558,7 @@ static void test_descriptions(void **state) {
         {"h2o,tokens=100,scope=layer", "h2o, tokens 100, scope layer, recent 0.5"},
         {"full", "full"},
         {"rlkv", "rlkv, sinks 16, recent_tokens 64, sparsity 0.5, gates from attention"},
+        {"distillcache,interval=8", "distillcache, ratio 0.25, interval 8, network of the model"},
         {"rlkv,ratio=0.3", "rlkv, ratio 0.3, sinks 16, recent_tokens 64, sparsity auto, gates from attention"},
     };
     char text[256];
@@ -376,7 +581,8 @@ static void test_values_read_back(void **state) {
         for (uint32_t i = 0; i < policy_options_count(); i++) {
             struct policy_settings settings, before;
             char value[64], allowed[128];
-            if (!policy_option_applies(i, policy_at(p)) || strcmp(policy_option_name(i), "gates") == 0)
+            if (!policy_option_applies(i, policy_at(p)) || strcmp(policy_option_name(i), "gates") == 0 ||
+                strcmp(policy_option_name(i), "network") == 0)
                 continue;
             policy_settings_default(policy_at(p), &settings);
             before = settings;
@@ -385,6 +591,8 @@ static void test_values_read_back(void **state) {
             assert_true(strlen(allowed) > 0 && strlen(policy_option_help(i)) > 0);
             assert_int_equal(policy_settings_set(&settings, policy_option_name(i), value, false, NULL), 0);
             settings.sparsity = before.sparsity; /* setting a size replaces it */
+            assert_true(settings.named == (uint64_t)1 << i);
+            settings.named = 0;
             assert_memory_equal(&settings, &before, sizeof settings);
         }
 }
@@ -401,11 +609,15 @@ int main(void) {
         cmocka_unit_test(test_the_whole_is_checked),
         cmocka_unit_test(test_failures_change_nothing),
         cmocka_unit_test(test_gate_files),
+        cmocka_unit_test(test_network_files),
+        cmocka_unit_test(test_resolve),
+        cmocka_unit_test(test_resolve_checks),
+        cmocka_unit_test(test_network_of_a_base),
         cmocka_unit_test(test_needs_and_stages),
         cmocka_unit_test(test_stage_parameters),
         cmocka_unit_test(test_protection_options),
         cmocka_unit_test(test_descriptions),
         cmocka_unit_test(test_values_read_back),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, set_up_networks, remove_networks);
 }

@@ -18,6 +18,7 @@
 #include "engine/cpu/score.h"
 #include "engine/random.h"
 #include "tests/unit/pruning.h"
+#include "tests/unit/tiny_network.h"
 
 enum { PROMPT = 90, TOTAL = 120 };
 
@@ -94,9 +95,24 @@ static struct stream *run_stream(struct engine *engine, const char *policy, uint
     return stream;
 }
 
+/* Networks of distillcache and ranker that ship for the fixture's model, in a new folder. */
+static void ship_networks(const struct fixture *fixture, char folder[64]) {
+    const struct policy_model model = engine_policy_model(fixture->engine);
+    tiny_folder_create(folder);
+    for (int i = 0; i < 2; i++) {
+        enum network_features features = i == 0 ? FEATURES_CONTENT : FEATURES_PAPER;
+        struct network_shape shape = tiny_network_shape(features, model.layers, model.kv_heads, model.head_dim);
+        tiny_network_ship(
+            tiny_network_create(&shape, 1), folder, model.fingerprint, i == 0 ? "distillcache" : "ranker");
+    }
+    setenv("DISTILLCACHE_POLICIES", folder, 1);
+}
+
 static void a_budget_that_is_not_exceeded_changes_nothing(void **state) {
     (void)state;
+    char folder[64];
     struct fixture fixture = open_default();
+    ship_networks(&fixture, folder);
     struct stream *full = run_stream(fixture.engine, NULL, 1);
     for (uint32_t i = 0; i < policy_count(); i++) {
         char text[128];
@@ -113,6 +129,7 @@ static void a_budget_that_is_not_exceeded_changes_nothing(void **state) {
         }
     }
     stream_free(full);
+    tiny_folder_remove(folder);
     close_fixture(&fixture);
 }
 

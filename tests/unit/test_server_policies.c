@@ -13,12 +13,19 @@
 #include "server/chat.h"
 #include "server/completions.h"
 #include "tests/unit/fake_scheduler.h"
+#include "tests/unit/tiny_network.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static struct tokenizer *tokenizer;
+static const struct policy_model model = {
+    .fingerprint = "00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff00ff",
+    .layers = 3,
+    .kv_heads = 2,
+    .head_dim = 16};
+static char networks[64]; /* those that ship: of this model's distillcache and ranker */
 
 /* Parses {"prompt":"a","seed":7,"kv_cache":object} on a server whose policy is `own`. */
 static int parse(const char *own, const char *object, struct plan *plan, struct fault *fault) {
@@ -33,6 +40,7 @@ static int parse(const char *own, const char *object, struct plan *plan, struct 
         .tokens_max = 60,
         .model_id = "fake",
         .kv_policy = &settings,
+        .policy_model = model,
         .request_id = "req-test"};
     snprintf(body, sizeof body, "{\"prompt\":\"a\",\"seed\":7,\"kv_cache\":%s}", object);
     *plan = (struct plan){0};
@@ -108,6 +116,43 @@ static void every_policy_of_the_registry_can_be_chosen(void **state) {
         snprintf(object, sizeof object, "{\"policy\":\"%s\",\"ratio\":0.5}", policy_at(i)->name);
         assert_settings("full", object, policy_at(i)->name, 0.5, 0);
     }
+}
+
+static void trained_policies_are_those_of_the_model(void **state) {
+    (void)state;
+    struct plan plan;
+    struct fault fault;
+    const struct policy_settings *settings = accepted("full", "{\"policy\":\"distillcache\",\"summary\":false}", &plan);
+    assert_non_null(settings->network);
+    assert_int_equal(settings->interval, 11); /* the network's default */
+    assert_false(settings->summary);          /* the request's choice */
+    struct policy_network *network = network_take(settings->network);
+    plan_free(&plan);
+    settings = accepted("full", "{\"policy\":\"distillcache\",\"interval\":2}", &plan);
+    assert_ptr_equal(settings->network, network); /* read once */
+    assert_int_equal(settings->interval, 2);
+    assert_true(settings->summary);
+    plan_free(&plan);
+    network_release(network);
+    settings = accepted("full", "{\"policy\":\"hybrid\",\"base\":\"ranker\"}", &plan);
+    assert_int_equal(settings->network->shape.features, FEATURES_PAPER);
+    plan_free(&plan);
+    /* Options that do not go with it, and models that have none. */
+    assert_int_not_equal(parse("full", "{\"policy\":\"distillcache\",\"tokens\":1}", &plan, &fault), 0);
+    plan_free(&plan);
+    assert_int_equal(fault.status, 400);
+    assert_string_equal(fault.parameter, "kv_cache");
+    assert_non_null(strstr(fault.message, "summary"));
+    setenv("DISTILLCACHE_POLICIES", "/tmp/there-is-none", 1);
+    assert_int_not_equal(parse("full", "{\"policy\":\"ranker\"}", &plan, &fault), 0);
+    setenv("DISTILLCACHE_POLICIES", networks, 1);
+    plan_free(&plan);
+    assert_int_equal(fault.status, 400);
+    assert_string_equal(fault.parameter, "kv_cache.policy");
+    assert_non_null(strstr(fault.message, "no policy ranker is trained for this model"));
+    assert_int_not_equal(parse("full", "{\"policy\":\"ranker\",\"network\":\"/tmp/x\"}", &plan, &fault), 0);
+    plan_free(&plan);
+    assert_non_null(strstr(fault.message, "cannot name a file"));
 }
 
 static void options_take_numbers_and_words(void **state) {
@@ -250,12 +295,21 @@ static void long_names_are_cut(void **state) {
 static int open_tokenizer(void **state) {
     (void)state;
     tokenizer = fake_tokenizer_create(false);
+    tiny_folder_create(networks);
+    setenv("DISTILLCACHE_POLICIES", networks, 1);
+    for (int i = 0; i < 2; i++) {
+        struct network_shape shape = tiny_network_shape(i == 0 ? FEATURES_CONTENT : FEATURES_PAPER, 3, 2, 16);
+        struct policy_network *network = tiny_network_create(&shape, 1);
+        network->interval = 11;
+        tiny_network_ship(network, networks, model.fingerprint, i == 0 ? "distillcache" : "ranker");
+    }
     return 0;
 }
 
 static int close_tokenizer(void **state) {
     (void)state;
     tokenizer_free(tokenizer);
+    tiny_folder_remove(networks);
     return 0;
 }
 
@@ -265,6 +319,7 @@ int main(void) {
         cmocka_unit_test(fields_change_the_servers_settings),
         cmocka_unit_test(another_policy_has_its_own_defaults),
         cmocka_unit_test(every_policy_of_the_registry_can_be_chosen),
+        cmocka_unit_test(trained_policies_are_those_of_the_model),
         cmocka_unit_test(options_take_numbers_and_words),
         cmocka_unit_test(chance_follows_the_requests_seed),
         cmocka_unit_test(what_is_wrong_is_named),
