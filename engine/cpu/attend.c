@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tasks a thread when splitting long sequences: the more, the less the threads wait for each other at the end. */
-enum { TASKS_PER_THREAD = 16 };
+/* A task is at most 1 / SHARE of what is left of its queue: blocks stay whole, so that their thread has what it kept of
+ * them in its caches, until the queue is nearly empty; then tasks become ever smaller, for threads to end at nearly the
+ * same time. */
+enum { SHARE = 2 };
 
 /* Rows that read one KV head of one item together: `tokens` consecutive tokens, each with `group` query heads. */
 struct attend_block {
@@ -22,6 +24,13 @@ struct attend_block {
     size_t kept;           /* offset of the splits' probabilities; used when there are several tasks */
     size_t partials;       /* offset of the splits' results; used when there are several tasks */
     _Atomic uint32_t left; /* tasks of this block that have not finished */
+};
+
+/* The tasks of one thread; others take of them when theirs are done. A thread gets the same part of a batch again and
+ * again, so that what it wrote of a head's statistics is in its own caches. */
+struct attend_queue {
+    _Alignas(64) _Atomic uint32_t next;
+    uint32_t end;
 };
 
 /* Some splits of a block: all of them, or a part whose results the task that finishes last merges. */
@@ -48,6 +57,17 @@ struct attend_job {
     uint32_t stride; /* of o rows */
     const float *qkv;
     float *out;
+    struct attend_queue *queues; /* [threads] */
+    uint32_t threads;
+};
+
+/* A thread's way through the tasks. It takes the next one before the last split of the one before, to fetch its keys
+ * meanwhile. */
+struct attend_turn {
+    struct attend_job *job;
+    uint32_t thread;
+    const struct attend_task *next; /* NULL: there are no more */
+    bool ahead;                     /* next has been taken */
 };
 
 /* m and l of each row. */
@@ -60,6 +80,12 @@ struct split_softmax {
 struct attend_partial {
     struct split_softmax rows;
     float o[]; /* [rows][stride] */
+};
+
+/* What is computed next; block NULL: nothing. */
+struct split_place {
+    const struct attend_block *block;
+    uint32_t split;
 };
 
 /* What block_run keeps on its stack. */
@@ -105,6 +131,7 @@ void cpu_attend_scratch_free(struct cpu_backend *cpu) {
         return;
     rope_table_free(scratch->rope);
     free(scratch->tasks);
+    free(scratch->queues);
     free(scratch->blocks);
     free(scratch->partials);
     free(scratch->kept);
@@ -211,18 +238,10 @@ static void split_expect_values(const struct attend_job *job, struct attend_page
         found->ahead[i] = kv_page_values(job->layout, (char *)found->pages[i]);
 }
 
-/* After the values of a split the keys of the next are read, most likely of the next head or sequence after the last
- * one. The positions there are fetched now: they come first. */
-static void split_expect_keys(
-    const struct attend_job *job, const struct attend_block *block, uint32_t split, struct attend_pages *found) {
-    const struct kv_head_view *view = block_view(job, block);
-    const struct kv_head_view *last = job->batch->views + job->batch->items_count * job->layout->kv_heads - 1;
-    uint32_t first = (split + 1) * ATTEND_PAGES;
-    if (first >= divide_up(view->slots, KV_PAGE_SLOTS) && view < last) {
-        view++;
-        first = 0;
-    }
-    uint32_t pages = divide_up(view->slots, KV_PAGE_SLOTS);
+/* After the values of a split the keys of `next` are read. The positions there are fetched now: they come first. */
+static void split_expect_keys(const struct attend_job *job, struct split_place next, struct attend_pages *found) {
+    const struct kv_head_view *view = next.block == NULL ? NULL : block_view(job, next.block);
+    uint32_t first = next.split * ATTEND_PAGES, pages = view == NULL ? 0 : divide_up(view->slots, KV_PAGE_SLOTS);
     size_t values_at = (size_t)job->layout->head_dim * KV_PAGE_SLOTS * kv_number_bytes(job->layout->format);
     for (uint32_t i = 0; i < found->count; i++) {
         const char *page = found->pages[0]; /* is there already */
@@ -369,16 +388,46 @@ static bool split_score(const struct attend_job *job, const struct attend_block 
     return true;
 }
 
+static void turn_take(struct attend_turn *turn) {
+    const struct attend_job *job = turn->job;
+    turn->next = NULL;
+    for (uint32_t i = 0; i < job->threads; i++) {
+        struct attend_queue *queue = &job->queues[(turn->thread + i) % job->threads];
+        if (atomic_load_explicit(&queue->next, memory_order_relaxed) >= queue->end)
+            continue;
+        uint32_t task = atomic_fetch_add_explicit(&queue->next, 1, memory_order_relaxed);
+        if (task < queue->end) {
+            turn->next = &job->tasks[task];
+            return;
+        }
+    }
+}
+
+/* What a thread computes after a split of a task that ends before split `end`. turn NULL: there are no tasks. */
+static struct split_place turn_following(
+    struct attend_turn *turn, const struct attend_block *block, uint32_t split, uint32_t end) {
+    if (split + 1 < end)
+        return (struct split_place){block, split + 1};
+    if (turn == NULL)
+        return (struct split_place){NULL, 0};
+    turn_take(turn);
+    turn->ahead = true;
+    if (turn->next == NULL)
+        return (struct split_place){NULL, 0};
+    return (struct split_place){&turn->job->blocks[turn->next->block], turn->next->first};
+}
+
 /* Computes one split alone. Returns false when no row sees anything in it. */
 static bool split_run(const struct attend_job *job, const struct attend_block *block, uint32_t split,
-    struct attend_workspace *workspace, struct attend_partial *partial, struct statistics_split *kept) {
+    struct split_place next, struct attend_workspace *workspace, struct attend_partial *partial,
+    struct statistics_split *kept) {
     struct attend_pages found;
     uint16_t own_masks[ATTEND_ROWS][ATTEND_PAGES], (*masks)[ATTEND_PAGES] = kept != NULL ? kept->masks : own_masks;
     float *scores = kept != NULL ? kept->p : workspace->scores;
     if (!split_score(job, block, split, workspace->q, &found, masks, scores, &partial->rows, kept))
         return false;
     memset(partial->o, 0, (size_t)block_rows(block) * job->stride * sizeof(float));
-    split_expect_keys(job, block, split, &found);
+    split_expect_keys(job, next, &found);
     split_weigh(job, block, &found, masks, scores, partial->o);
     return true;
 }
@@ -520,14 +569,16 @@ static void block_end(const struct attend_job *job, const struct attend_block *b
 }
 
 /* All splits of a block, merged as they come. kept: memory for block_kept_bytes. */
-static void block_run_whole(const struct attend_job *job, const struct attend_block *block, char *kept) {
+static void block_run_whole(
+    const struct attend_job *job, const struct attend_block *block, struct attend_turn *turn, char *kept) {
     struct attend_workspace workspace;
     union attend_partial_space total, next;
     uint32_t rows = block_rows(block);
     partial_clear(&total.partial, rows);
     block_pack_queries(job, block, workspace.q);
     for (uint32_t split = 0; split < block->splits; split++) {
-        if (split_run(job, block, split, &workspace, &next.partial, block_kept(block, kept, split)))
+        struct split_place following = turn_following(turn, block, split, block->splits);
+        if (split_run(job, block, split, following, &workspace, &next.partial, block_kept(block, kept, split)))
             partial_merge(job, rows, &total.partial, &next.partial);
     }
     block_end(job, block, workspace.q, &total.partial, kept);
@@ -539,14 +590,16 @@ static struct attend_partial *block_partial(
 }
 
 /* Some splits of a block, kept apart; the last task of the block merges all of them in order. */
-static void block_run_part(const struct attend_job *job, struct attend_block *block, uint32_t first, uint32_t end) {
+static void block_run_part(
+    const struct attend_job *job, struct attend_block *block, uint32_t first, uint32_t end, struct attend_turn *turn) {
     struct attend_workspace workspace;
     uint32_t rows = block_rows(block);
     char *kept = block->needs == 0 ? NULL : job->kept + block->kept;
     block_pack_queries(job, block, workspace.q);
     for (uint32_t split = first; split < end; split++) {
         struct attend_partial *partial = block_partial(job, block, split);
-        if (!split_run(job, block, split, &workspace, partial, block_kept(block, kept, split)))
+        struct split_place following = turn_following(turn, block, split, end);
+        if (!split_run(job, block, split, following, &workspace, partial, block_kept(block, kept, split)))
             partial_clear(partial, rows);
     }
     if (atomic_fetch_sub_explicit(&block->left, 1, memory_order_acq_rel) != 1)
@@ -557,15 +610,28 @@ static void block_run_part(const struct attend_job *job, struct attend_block *bl
     block_end(job, block, workspace.q, total, kept);
 }
 
-static void attend_work(void *context, uint32_t chunk, uint32_t thread) {
-    const struct attend_job *job = context;
-    const struct attend_task *task = &job->tasks[chunk];
+static void task_run(const struct attend_task *task, struct attend_turn *turn) {
+    const struct attend_job *job = turn->job;
     struct attend_block *block = &job->blocks[task->block];
     if (task->end - task->first == block->splits)
-        block_run_whole(
-            job, block, block->needs == 0 ? NULL : job->kept + job->kept_shared + thread * job->kept_thread);
+        block_run_whole(job, block, turn,
+            block->needs == 0 ? NULL : job->kept + job->kept_shared + turn->thread * job->kept_thread);
     else
-        block_run_part(job, block, task->first, task->end);
+        block_run_part(job, block, task->first, task->end, turn);
+}
+
+/* One chunk a thread, which does tasks as long as there are any: a chunk that comes late finds none. */
+static void attend_work(void *context, uint32_t chunk, uint32_t thread) {
+    struct attend_turn turn = {.job = context, .thread = thread};
+    (void)chunk;
+    turn_take(&turn);
+    while (turn.next != NULL) {
+        const struct attend_task *task = turn.next;
+        turn.ahead = false;
+        task_run(task, &turn);
+        if (!turn.ahead) /* a block without slots */
+            turn_take(&turn);
+    }
 }
 
 /* How an item's rows fall into blocks. */
@@ -627,20 +693,53 @@ static bool grow(void **memory, size_t *capacity, size_t count, size_t bytes) {
     return true;
 }
 
-/* Splits that one task takes, so that no task is much longer than its share. */
-static uint32_t task_splits(const struct attend_block *block, uint64_t share) {
-    uint64_t splits = share / split_cost(block);
-    return splits < 1 ? 1 : splits < block->splits ? (uint32_t)splits : block->splits;
+/* Splits that the next task takes of a block, of a queue in which work of cost `room` is still missing. */
+static uint32_t task_splits(const struct attend_job *job, uint32_t splits, uint64_t cost, uint64_t room) {
+    uint64_t most = room / SHARE / cost;
+    if (job->threads == 1 || splits <= most)
+        return splits;
+    return most < 1 ? 1 : (uint32_t)most;
+}
+
+/* Cuts blocks into tasks, in order, and these into queues of equal cost; returns how many tasks there are. tasks NULL:
+ * only counts them, for each block in its `left`. */
+static size_t cut_tasks(struct attend_job *job, size_t blocks_count, uint64_t total, struct attend_task *tasks) {
+    uint64_t done = 0, limit = total / job->threads;
+    uint32_t count = 0, queue = 0;
+    job->queues[0].next = 0;
+    for (size_t i = 0; i < blocks_count; i++) {
+        struct attend_block *block = &job->blocks[i];
+        uint32_t first = 0, before = count;
+        do {
+            uint32_t splits = task_splits(job, block->splits - first, split_cost(block), limit - done);
+            if (tasks != NULL)
+                tasks[count] = (struct attend_task){(uint32_t)i, first, first + splits};
+            count++;
+            first += splits;
+            done += splits * split_cost(block);
+            while (done >= limit && queue + 1 < job->threads) {
+                job->queues[queue++].end = count;
+                atomic_init(&job->queues[queue].next, count);
+                limit = total / job->threads * (queue + 1) + (queue + 1 == job->threads ? total % job->threads : 0);
+            }
+        } while (first < block->splits);
+        atomic_init(&block->left, count - before);
+    }
+    job->queues[queue].end = count;
+    return count;
 }
 
 /* Fills blocks and tasks. Returns the number of tasks, 0 when there is no memory for them. */
 static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scratch, uint32_t threads) {
     struct attend_shape shape = attend_shape(job);
-    size_t blocks_count = 0, tasks_count = 0, partials = 0;
+    size_t blocks_count = 0, partials = 0;
     for (uint32_t item = 0; item < job->batch->items_count; item++)
         blocks_count += item_blocks(job, shape, item);
-    if (!grow(&scratch->blocks, &scratch->blocks_capacity, blocks_count, sizeof(struct attend_block)))
+    if (!grow(&scratch->blocks, &scratch->blocks_capacity, blocks_count, sizeof(struct attend_block)) ||
+        !grow(&scratch->queues, &scratch->queues_capacity, threads, sizeof(struct attend_queue)))
         return 0;
+    job->threads = threads;
+    job->queues = scratch->queues;
     struct attend_block *block = job->blocks = scratch->blocks;
     uint64_t cost = 0;
     for (uint32_t item = 0; item < job->batch->items_count; item++) {
@@ -650,20 +749,18 @@ static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scrat
             cost += block->splits * split_cost(block);
         }
     }
-    uint64_t share = threads == 1 ? UINT64_MAX : cost / ((uint64_t)threads * TASKS_PER_THREAD);
+    size_t tasks_count = cut_tasks(job, blocks_count, cost, NULL);
     for (size_t i = 0; i < blocks_count; i++) {
         block = &job->blocks[i];
-        uint32_t tasks = block->splits == 0 ? 1 : divide_up(block->splits, task_splits(block, share));
-        atomic_init(&block->left, tasks);
+        bool whole = atomic_load_explicit(&block->left, memory_order_relaxed) == 1;
         size_t kept = block_kept_bytes(block);
         block->kept = job->kept_shared;
-        if (tasks > 1)
+        if (!whole)
             job->kept_shared += kept;
         else if (kept > job->kept_thread)
             job->kept_thread = kept;
         block->partials = partials;
-        partials += tasks > 1 ? block->splits * partial_floats(job, block) : 0;
-        tasks_count += tasks;
+        partials += whole ? 0 : block->splits * partial_floats(job, block);
     }
     if (!grow(&scratch->tasks, &scratch->tasks_capacity, tasks_count, sizeof(struct attend_task)) ||
         !grow(&scratch->partials, &scratch->partials_capacity, partials, sizeof(float)) ||
@@ -672,17 +769,7 @@ static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scrat
     job->kept = scratch->kept;
     job->tasks = scratch->tasks;
     job->partials = scratch->partials;
-    struct attend_task *task = job->tasks;
-    for (size_t i = 0; i < blocks_count; i++) {
-        uint32_t splits = job->blocks[i].splits, step = splits == 0 ? 0 : task_splits(&job->blocks[i], share);
-        uint32_t first = 0;
-        do {
-            uint32_t end = splits - first < step ? splits : first + step;
-            *task++ = (struct attend_task){(uint32_t)i, first, end};
-            first = end;
-        } while (first < splits);
-    }
-    return (uint32_t)tasks_count;
+    return (uint32_t)cut_tasks(job, blocks_count, cost, job->tasks);
 }
 
 /* Statistics of blocks that have kept nothing, from scores computed anew: of large groups, and without memory. */
@@ -780,7 +867,7 @@ static void attend_serially(struct attend_job *job) {
             struct attend_block block;
             block_set(job, shape, item, index, &block);
             block.needs = 0;
-            block_run_whole(job, &block, NULL);
+            block_run_whole(job, &block, NULL, NULL);
         }
     }
     for (uint32_t head = 0; job->batch->statistics != NULL && head < heads_count(job); head++)
@@ -809,7 +896,7 @@ void cpu_attend(struct backend *backend, const struct kv_batch *batch, uint32_t 
         attend_serially(&job);
         return;
     }
-    thread_pool_run(cpu->threads, tasks, attend_work, &job);
+    thread_pool_run(cpu->threads, tasks < threads ? tasks : threads, attend_work, &job);
     if (batch->statistics != NULL && heads / layout->kv_heads > ATTEND_ROWS)
         thread_pool_run(cpu->threads, heads_count(&job), later_work, &job);
 }

@@ -70,6 +70,8 @@ static inline uint32_t attend_stride(uint32_t dim) {
 struct attend_scratch {
     void *tasks; /* struct attend_task [] */
     size_t tasks_capacity;
+    void *queues; /* struct attend_queue [threads] */
+    size_t queues_capacity;
     void *blocks; /* struct attend_block [] */
     size_t blocks_capacity;
     void *partials; /* float [], of splits computed by different threads */
