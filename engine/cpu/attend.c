@@ -1,52 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/cpu/attend.h"
+#include "engine/cpu/attend_tasks.h"
 #include "engine/cpu/statistics.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A task is at most 1 / SHARE of what is left of its queue: blocks stay whole, so that their thread has what it kept of
- * them in its caches, until the queue is nearly empty; then tasks become ever smaller, for threads to end at nearly the
- * same time. */
-enum { SHARE = 2 };
-
-/* Rows that read one KV head of one item together: `tokens` consecutive tokens, each with `group` query heads. */
-struct attend_block {
-    uint32_t item;
-    uint32_t kv_head;
-    uint32_t token; /* the first, counted from the item's first */
-    uint32_t tokens;
-    uint32_t head; /* first query head */
-    uint32_t group;
-    uint32_t splits;
-    uint32_t needs;        /* statistics for which the probabilities are kept, STATISTICS_SWEPT or fewer */
-    size_t kept;           /* offset of the splits' probabilities; used when there are several tasks */
-    size_t partials;       /* offset of the splits' results; used when there are several tasks */
-    _Atomic uint32_t left; /* tasks of this block that have not finished */
-};
-
-/* The tasks of one thread; others take of them when theirs are done. A thread gets the same part of a batch again and
- * again, so that what it wrote of a head's statistics is in its own caches. */
-struct attend_queue {
-    _Alignas(64) _Atomic uint32_t next;
-    uint32_t end;
-};
-
-/* Some splits of a block: all of them, or a part whose results the task that finishes last merges. */
-struct attend_task {
-    uint32_t block;
-    uint32_t first;
-    uint32_t end;
-};
-
 struct attend_job {
     const struct attend_kernels *kernels;
     const struct attend_format_kernels *format;
     const struct kv_batch *batch;
     const struct kv_layout *layout;
-    struct attend_block *blocks;
-    struct attend_task *tasks;
+    struct attend_tasks tasks;
     float *partials;
     const struct statistics_kernels *statistics;
     pthread_mutex_t *locks; /* [ATTEND_LOCKS] */
@@ -57,14 +23,12 @@ struct attend_job {
     uint32_t stride; /* of o rows */
     const float *qkv;
     float *out;
-    struct attend_queue *queues; /* [threads] */
-    uint32_t threads;
 };
 
 /* A thread's way through the tasks. It takes the next one before the last split of the one before, to fetch its keys
  * meanwhile. */
 struct attend_turn {
-    struct attend_job *job;
+    const struct attend_job *job;
     uint32_t thread;
     const struct attend_task *next; /* NULL: there are no more */
     bool ahead;                     /* next has been taken */
@@ -388,21 +352,6 @@ static bool split_score(const struct attend_job *job, const struct attend_block 
     return true;
 }
 
-static void turn_take(struct attend_turn *turn) {
-    const struct attend_job *job = turn->job;
-    turn->next = NULL;
-    for (uint32_t i = 0; i < job->threads; i++) {
-        struct attend_queue *queue = &job->queues[(turn->thread + i) % job->threads];
-        if (atomic_load_explicit(&queue->next, memory_order_relaxed) >= queue->end)
-            continue;
-        uint32_t task = atomic_fetch_add_explicit(&queue->next, 1, memory_order_relaxed);
-        if (task < queue->end) {
-            turn->next = &job->tasks[task];
-            return;
-        }
-    }
-}
-
 /* What a thread computes after a split of a task that ends before split `end`. turn NULL: there are no tasks. */
 static struct split_place turn_following(
     struct attend_turn *turn, const struct attend_block *block, uint32_t split, uint32_t end) {
@@ -410,11 +359,11 @@ static struct split_place turn_following(
         return (struct split_place){block, split + 1};
     if (turn == NULL)
         return (struct split_place){NULL, 0};
-    turn_take(turn);
+    turn->next = attend_tasks_take(&turn->job->tasks, turn->thread);
     turn->ahead = true;
     if (turn->next == NULL)
         return (struct split_place){NULL, 0};
-    return (struct split_place){&turn->job->blocks[turn->next->block], turn->next->first};
+    return (struct split_place){&turn->job->tasks.blocks[turn->next->block], turn->next->first};
 }
 
 /* Computes one split alone. Returns false when no row sees anything in it. */
@@ -612,7 +561,7 @@ static void block_run_part(
 
 static void task_run(const struct attend_task *task, struct attend_turn *turn) {
     const struct attend_job *job = turn->job;
-    struct attend_block *block = &job->blocks[task->block];
+    struct attend_block *block = &job->tasks.blocks[task->block];
     if (task->end - task->first == block->splits)
         block_run_whole(job, block, turn,
             block->needs == 0 ? NULL : job->kept + job->kept_shared + turn->thread * job->kept_thread);
@@ -624,13 +573,13 @@ static void task_run(const struct attend_task *task, struct attend_turn *turn) {
 static void attend_work(void *context, uint32_t chunk, uint32_t thread) {
     struct attend_turn turn = {.job = context, .thread = thread};
     (void)chunk;
-    turn_take(&turn);
+    turn.next = attend_tasks_take(&turn.job->tasks, thread);
     while (turn.next != NULL) {
         const struct attend_task *task = turn.next;
         turn.ahead = false;
         task_run(task, &turn);
         if (!turn.ahead) /* a block without slots */
-            turn_take(&turn);
+            turn.next = attend_tasks_take(&turn.job->tasks, thread);
     }
 }
 
@@ -672,11 +621,6 @@ static void block_set(const struct attend_job *job, struct attend_shape shape, u
     atomic_init(&block->left, 1);
 }
 
-/* Arithmetic and reading of one split, in some unit. */
-static uint64_t split_cost(const struct attend_block *block) {
-    return 8 + block_rows(block);
-}
-
 static uint32_t heads_count(const struct attend_job *job) {
     return job->batch->items_count * job->layout->kv_heads;
 }
@@ -693,42 +637,6 @@ static bool grow(void **memory, size_t *capacity, size_t count, size_t bytes) {
     return true;
 }
 
-/* Splits that the next task takes of a block, of a queue in which work of cost `room` is still missing. */
-static uint32_t task_splits(const struct attend_job *job, uint32_t splits, uint64_t cost, uint64_t room) {
-    uint64_t most = room / SHARE / cost;
-    if (job->threads == 1 || splits <= most)
-        return splits;
-    return most < 1 ? 1 : (uint32_t)most;
-}
-
-/* Cuts blocks into tasks, in order, and these into queues of equal cost; returns how many tasks there are. tasks NULL:
- * only counts them, for each block in its `left`. */
-static size_t cut_tasks(struct attend_job *job, size_t blocks_count, uint64_t total, struct attend_task *tasks) {
-    uint64_t done = 0, limit = total / job->threads;
-    uint32_t count = 0, queue = 0;
-    job->queues[0].next = 0;
-    for (size_t i = 0; i < blocks_count; i++) {
-        struct attend_block *block = &job->blocks[i];
-        uint32_t first = 0, before = count;
-        do {
-            uint32_t splits = task_splits(job, block->splits - first, split_cost(block), limit - done);
-            if (tasks != NULL)
-                tasks[count] = (struct attend_task){(uint32_t)i, first, first + splits};
-            count++;
-            first += splits;
-            done += splits * split_cost(block);
-            while (done >= limit && queue + 1 < job->threads) {
-                job->queues[queue++].end = count;
-                atomic_init(&job->queues[queue].next, count);
-                limit = total / job->threads * (queue + 1) + (queue + 1 == job->threads ? total % job->threads : 0);
-            }
-        } while (first < block->splits);
-        atomic_init(&block->left, count - before);
-    }
-    job->queues[queue].end = count;
-    return count;
-}
-
 /* Fills blocks and tasks. Returns the number of tasks, 0 when there is no memory for them. */
 static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scratch, uint32_t threads) {
     struct attend_shape shape = attend_shape(job);
@@ -738,20 +646,19 @@ static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scrat
     if (!grow(&scratch->blocks, &scratch->blocks_capacity, blocks_count, sizeof(struct attend_block)) ||
         !grow(&scratch->queues, &scratch->queues_capacity, threads, sizeof(struct attend_queue)))
         return 0;
-    job->threads = threads;
-    job->queues = scratch->queues;
-    struct attend_block *block = job->blocks = scratch->blocks;
+    job->tasks = (struct attend_tasks){scratch->blocks, NULL, scratch->queues, threads};
+    struct attend_block *block = job->tasks.blocks;
     uint64_t cost = 0;
     for (uint32_t item = 0; item < job->batch->items_count; item++) {
         uint32_t count = item_blocks(job, shape, item);
         for (uint32_t index = 0; index < count; index++, block++) {
             block_set(job, shape, item, index, block);
-            cost += block->splits * split_cost(block);
+            cost += block->splits * attend_split_cost(block);
         }
     }
-    size_t tasks_count = cut_tasks(job, blocks_count, cost, NULL);
+    uint32_t tasks_count = attend_tasks_cut(&job->tasks, blocks_count, cost);
     for (size_t i = 0; i < blocks_count; i++) {
-        block = &job->blocks[i];
+        block = &job->tasks.blocks[i];
         bool whole = atomic_load_explicit(&block->left, memory_order_relaxed) == 1;
         size_t kept = block_kept_bytes(block);
         block->kept = job->kept_shared;
@@ -767,9 +674,9 @@ static uint32_t attend_plan(struct attend_job *job, struct attend_scratch *scrat
         !grow(&scratch->kept, &scratch->kept_capacity, job->kept_shared + threads * job->kept_thread, 1))
         return 0;
     job->kept = scratch->kept;
-    job->tasks = scratch->tasks;
+    job->tasks.list = scratch->tasks;
     job->partials = scratch->partials;
-    return (uint32_t)cut_tasks(job, blocks_count, cost, job->tasks);
+    return attend_tasks_cut(&job->tasks, blocks_count, cost);
 }
 
 /* Statistics of blocks that have kept nothing, from scores computed anew: of large groups, and without memory. */
