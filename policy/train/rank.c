@@ -1,11 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0
- *
- * Stage rank: supervision on future attention. A step takes one recorded sequence, a budget B / L that is log-uniform
- * in 0.05 to 0.4, and m, the best slots by the present scores that are left out of the loss (0, 0.25 B or 0.6 B: what
- * is learned is the order around the budget's boundary); loss and gradient are means over the sequence's recorded
- * heads.
- */
-#include "policy/train/internal.h"
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "policy/train/rank.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +8,6 @@
 #include "engine/cpu/threads.h"
 #include "engine/random.h"
 #include "policy/train/listwise.h"
-#include "policy/train/record.h"
 #include "policy/train/start.h"
 
 enum { STREAM_RANK = 0x52414E4B, CHUNKS = 8 /* of a step's heads: sums are in their order, whatever the threads */ };
@@ -117,16 +110,23 @@ static int start_network(const struct rank_state *state, struct policy_network *
     return 0;
 }
 
-static int rank_begin(struct training *training, struct error *error) {
+int rank_begin_on(struct training *training, struct records *records, struct error *error) {
     struct rank_state *state = calloc(1, sizeof *state);
-    if (state == NULL)
+    if (state == NULL) {
+        records_free(records);
         return error_set(error, ERROR_MEMORY, "no memory for the stage rank");
+    }
     state->training = training;
+    state->records = records;
     training->stage_state = state;
-    int code = records_create(training, &state->records, error);
-    if (code == 0 && training->stage_step == 0)
-        code = start_network(state, training->network, error);
+    int code = training->stage_step == 0 ? start_network(state, training->network, error) : 0;
     return code == 0 ? open_work_space(state, error) : code;
+}
+
+static int rank_begin(struct training *training, struct error *error) {
+    struct records *records;
+    int code = records_create(training, &records, error);
+    return code == 0 ? rank_begin_on(training, records, error) : code;
 }
 
 /* ---- a step ---- */
