@@ -37,8 +37,6 @@ static const char *const features[] = {"content", "paper", NULL};
 static const char *const scopes[] = {"head", "layer", "model", NULL};
 static const char *const rewards[] = {"kl", "rollout8", "ranking", NULL};
 static const char *const samplers[] = {"gumbel", "subset", NULL};
-static const char *const inputs[] = {"sum", "mean", "deviation", "entropy", "value_norm", "output_norm", "position",
-    "age", "budget", "recent_8", "recent_4", "recent_2", NULL};
 
 enum { ALL_INPUTS = (1 << INPUT_KINDS) - 1, STEPS_MAX = 10000000, TOKENS_MAX = 1 << 20 };
 enum {
@@ -53,7 +51,7 @@ static const struct entry entries[] = {
     {"recipe", KIND_PRESET, AT(paper), 0, 0, recipes, "paper: its features, network and single stage; sets all others"},
     {"seed", KIND_SEED, AT(seed), 0, 0, NULL, "of everything random"},
     {"features", KIND_CHOICE, AT(features), 0, 0, features, "what the network is fed with"},
-    {"inputs", KIND_INPUTS, AT(inputs), 0, 0, inputs, "of the features: all, or names separated by commas"},
+    {"inputs", KIND_INPUTS, AT(inputs), 0, 0, NULL, "of the features: all, or names separated by commas"},
     {"content", KIND_COUNT, AT(content), 0, NETWORK_CONTENT_MAX, NULL, "numbers that a learned map takes from the key"},
     {"hidden", KIND_COUNT, AT(hidden), 1, NETWORK_HIDDEN_MAX, NULL, "width of the hidden layers"},
     {"scope", KIND_CHOICE, AT(scope), 0, 0, scopes, "how slots compete"},
@@ -218,7 +216,8 @@ static void describe_allowed(const struct entry *entry, char *out, size_t size) 
         break;
     case KIND_INPUTS:
         at = (size_t)snprintf(out, size, "all, or of these, separated by commas: ");
-        join_words(entry->choices, ", ", out + at, size - at);
+        for (int i = 0; i < INPUT_KINDS; i++)
+            at += (size_t)snprintf(out + at, size - at, "%s%s", i > 0 ? ", " : "", network_input_name(i));
         break;
     default:
         join_words(entry->choices, ", ", out, size);
@@ -246,8 +245,10 @@ static bool read_seed(const char *text, uint64_t *out) {
     char *end;
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0)
+        return false;
     *out = value;
-    return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0;
+    return true;
 }
 
 static bool read_ratios(struct train_options *options, const char *text) {
@@ -268,6 +269,13 @@ static bool read_ratios(struct train_options *options, const char *text) {
     return true;
 }
 
+static int find_input(const char *word, size_t length) {
+    for (int i = 0; i < INPUT_KINDS; i++)
+        if (strlen(network_input_name(i)) == length && strncmp(network_input_name(i), word, length) == 0)
+            return i;
+    return -1;
+}
+
 static bool read_inputs(struct train_options *options, const char *text) {
     uint32_t mask = 0;
     if (strcmp(text, "all") == 0) {
@@ -276,7 +284,7 @@ static bool read_inputs(struct train_options *options, const char *text) {
     }
     while (true) {
         size_t length = strcspn(text, ",");
-        int input = find_word(inputs, text, length);
+        int input = find_input(text, length);
         if (input < 0)
             return false;
         mask |= 1u << input;
@@ -367,7 +375,7 @@ static void print_list(const struct entry *entry, const struct train_options *op
         at += (size_t)snprintf(out + at, size - at, "%s%.9g", i > 0 ? "," : "", options->ratios[i]);
     for (uint32_t i = 0; entry->kind == KIND_INPUTS && i < INPUT_KINDS && at < size; i++)
         if ((options->inputs >> i & 1) != 0)
-            at += (size_t)snprintf(out + at, size - at, "%s%s", at > 0 ? "," : "", inputs[i]);
+            at += (size_t)snprintf(out + at, size - at, "%s%s", at > 0 ? "," : "", network_input_name(i));
 }
 
 void train_option_value(uint32_t index, const struct train_options *options, char *out, size_t size) {

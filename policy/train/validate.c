@@ -159,19 +159,17 @@ static int choose_h2o(const struct policy_network *network, struct policy_settin
     return policy_settings_parse(text, settings, error);
 }
 
-static int choose_own(const struct policy_network *network, struct policy_settings *settings, struct error *error) {
-    const struct policy *policy = policy_find("distillcache");
-    if (policy == NULL)
-        return error_set(error, ERROR_UNSUPPORTED, "no policy uses networks: valid_prompts must be 0");
-    policy_settings_default(policy, settings);
+static int choose_own(const struct training *training, const struct policy_network *network,
+    struct policy_settings *settings, struct error *error) {
+    const struct model *model = engine_model(training->engine);
+    struct policy_model target = {.fingerprint = model->fingerprint,
+        .layers = model->shape.layers,
+        .kv_heads = model->shape.kv_heads,
+        .head_dim = model->shape.head_dim};
+    bool foreign;
+    policy_settings_default(policy_find("distillcache"), settings);
     settings->network = network_take((struct policy_network *)network);
-    settings->scope = network->scope;
-    settings->floor = network->floor;
-    settings->interval = network->interval;
-    settings->summary = network->summary;
-    settings->protect_recent = network->protect_recent;
-    settings->protect_sinks = network->protect_sinks;
-    return 0;
+    return policy_settings_resolve(settings, &target, &foreign, error);
 }
 
 static int open_variants(struct comparison *comparison, const struct policy_network *network, struct error *error) {
@@ -183,7 +181,8 @@ static int open_variants(struct comparison *comparison, const struct policy_netw
         bool other = i < comparison->ratios;
         variant->policy = (char *)(other ? "h2o" : "distillcache");
         variant->ratio = options->ratios[other ? i : i - comparison->ratios];
-        code = other ? choose_h2o(network, &variant->settings, error) : choose_own(network, &variant->settings, error);
+        code = other ? choose_h2o(network, &variant->settings, error)
+                     : choose_own(comparison->training, network, &variant->settings, error);
         variant->settings.ratio = variant->ratio;
     }
     comparison->setup = (struct eval_setup){.model = engine_model(comparison->training->engine)->fingerprint,
