@@ -312,10 +312,9 @@ static void test_failures(void **state) {
     assert_non_null(strstr(error.message, "prompt_most: 600"));
     run = describe(&heard);
     struct machine small = usual;
-    small.kv_bytes = 64 << 10;
-    run.options.prompt_least = 20;
-    run.options.prompt_most = 24;
-    assert_int_not_equal(execute(&run, &small, &error), 0);
+    small.kv_bytes = 24 << 10; /* a page has 16 slots of one head: 100 tokens do not fit */
+    assert_int_equal(execute(&run, &small, &error), ERROR_INVALID);
+    assert_non_null(strstr(error.message, "that a sequence can have here"));
 }
 
 int main(void) {
