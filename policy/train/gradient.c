@@ -335,17 +335,21 @@ static struct places find_places(
     return places;
 }
 
-/* out [rows][hidden_stride] = d[row] weights[j] where the layer's output is above 0, else 0. */
+/* out [count] = factor weights where the layer's output is above 0, else 0. */
+static void through_relu(
+    uint32_t count, float factor, const float *restrict weights, const float *restrict output, float *restrict out) {
+    for (uint32_t j = 0; j < count; j++) {
+        float passes = output[j] > 0 ? 1.0f : 0.0f;
+        out[j] = factor * weights[j] * passes;
+    }
+}
+
+/* out [rows][hidden_stride]: gradients of the last layer's output before ReLU. */
 static void through_last_layer(const struct network_pass *pass, const float *d, const float *weights,
     const float *outputs, uint32_t row, uint32_t rows, float *out) {
-    for (uint32_t r = 0; r < rows; r++) {
-        const float *output = outputs + (size_t)(row + r) * pass->hidden_stride;
-        float *to = out + (size_t)r * pass->hidden_stride, factor = d[r];
-        for (uint32_t j = 0; j < pass->shape.hidden; j++) {
-            float value = factor * weights[j];
-            to[j] = output[j] > 0 ? value : 0;
-        }
-    }
+    size_t stride = pass->hidden_stride;
+    for (uint32_t r = 0; r < rows; r++)
+        through_relu(pass->shape.hidden, d[r], weights, outputs + (row + r) * stride, out + r * stride);
 }
 
 /* From the hidden sums' gradient d_first to the content map. */
@@ -362,9 +366,8 @@ static void through_content(const struct policy_network *network, uint32_t head,
     for (uint32_t r = 0; r < rows; r++) {
         const float *x = pass->x + (size_t)(row + r) * pass->inputs_stride;
         for (uint32_t f = 0; f < content; f++) {
-            float value = pass->d_content[r * content + f] * pass->scale[f];
-            bool clamped = x[f] >= CONTENT_LIMIT || x[f] <= -CONTENT_LIMIT;
-            pass->d_content[r * content + f] = clamped ? 0 : value;
+            float passes = fabsf(x[f]) < CONTENT_LIMIT ? pass->scale[f] : 0;
+            pass->d_content[r * content + f] *= passes;
         }
     }
     struct matrix_view d_content = view(pass->d_content, content);
