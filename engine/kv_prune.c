@@ -205,18 +205,21 @@ const uint32_t *kv_head_order(struct kv_head *head) {
     return head->order;
 }
 
-/* Where in the order a slot is: positions ascend along it. */
+/* Where in the order a slot is. What comes after it will be moved, and is looked through from the end, block by block,
+ * without a branch for each: a search by position would wait for memory at every step. */
 static uint32_t place_in_order(const struct kv_head *head, uint32_t slot) {
-    uint32_t position = head->positions[slot];
-    uint32_t low = 0, high = head->slots;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (head->positions[head->order[middle]] < position)
-            low = middle + 1;
-        else
-            high = middle;
+    enum { BLOCK = 64 };
+    uint32_t end = head->slots;
+    for (uint32_t found = 0; end >= BLOCK; end -= BLOCK) {
+        const uint32_t *block = head->order + end - BLOCK;
+        for (uint32_t i = 0; i < BLOCK; i++)
+            found |= block[i] == slot;
+        if (found != 0)
+            break;
     }
-    return low;
+    while (head->order[end - 1] != slot)
+        end--;
+    return end - 1;
 }
 
 /* A slot that is to be marked goes to the end of the order. */

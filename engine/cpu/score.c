@@ -132,7 +132,10 @@ static void find_slots(const struct score_unit *unit, uint32_t head, int32_t *sp
                 space[slot + place] = from[place];
         }
     }
-    slots->holes = unit->kernels->last_position(slots->positions, at->view.slots) == KV_NO_POSITION;
+    if (at->order != NULL && at->view.slots > 0) /* unused slots come last */
+        slots->holes = slots->positions[at->order[at->view.slots - 1]] == KV_NO_POSITION;
+    else
+        slots->holes = unit->kernels->last_position(slots->positions, at->view.slots) == KV_NO_POSITION;
 }
 
 static void clear_holes(const struct score_unit *unit, uint32_t head) {
@@ -165,6 +168,56 @@ static void find_worst(const struct score_unit *unit, uint32_t head) {
         *at->worst = unit->kernels->worst(at->scores, unit->scratch->slots[head].positions, at->view.slots);
 }
 
+/* The stages of snapkv where of every head only the slot that goes is asked for: a decode step. */
+static bool only_pooled_worst(const struct score_layer *layer, uint32_t kv_heads) {
+    const struct score_stage *stages = layer->stages;
+    bool pooled = layer->stages_count == 3 && stages[0].kind == STAGE_WINDOW_SUM && stages[1].kind == STAGE_PROTECT &&
+                  stages[2].kind == STAGE_POOL_MAX;
+    for (uint32_t head = 0; head < kv_heads && pooled; head++)
+        pooled = layer->heads[head].scores == NULL;
+    return pooled;
+}
+
+static void expect(const void *memory, size_t bytes) {
+    for (size_t at = 0; memory != NULL && at < bytes; at += 64)
+        __builtin_prefetch((const char *)memory + at, 0, 2);
+}
+
+/* Fetches what find_pooled_worst reads of a head. */
+static void expect_head(const struct score_head *at) {
+    size_t slots = at->view.slots;
+    if (at->worst == NULL)
+        return;
+    expect(at->statistics.window_sum, slots * sizeof *at->statistics.window_sum);
+    expect(at->order, slots * sizeof *at->order);
+    expect(at->positions, slots * sizeof *at->positions);
+}
+
+/* What the stages lead to, without a score for every slot. */
+static void find_pooled_worst(const struct score_unit *unit, uint32_t head) {
+    const struct score_stage *stages = unit->layer->stages;
+    if (unit->layer->heads[head].worst == NULL)
+        return;
+    score_window_sum(unit, &stages[0], head);
+    if (score_worst_pooled(unit, &stages[2], head))
+        return;
+    score_protect(unit, &stages[1], head);
+    clear_holes(unit, head);
+    find_worst(unit, head);
+}
+
+/* All heads; those of the layer that this thread is likely to do next are fetched meanwhile. */
+static void find_all_pooled_worst(const struct score_unit *unit, const struct score_layer *next) {
+    uint32_t kv_heads = unit->pool->layout.kv_heads;
+    for (uint32_t head = 0; head < kv_heads; head++) {
+        if (head + 1 < kv_heads)
+            expect_head(&unit->layer->heads[head + 1]);
+        else if (next != NULL)
+            expect_head(&next->heads[0]);
+        find_pooled_worst(unit, head);
+    }
+}
+
 static void score_work(void *context, uint32_t chunk, uint32_t thread) {
     const struct score_call *call = context;
     uint32_t kv_heads = call->pool->layout.kv_heads;
@@ -184,6 +237,11 @@ static void score_work(void *context, uint32_t chunk, uint32_t thread) {
     for (uint32_t head = 0; head < kv_heads; head++) {
         find_slots(&unit, head, space);
         space += score_round(layer->heads[head].view.slots);
+    }
+    if (only_pooled_worst(&call->layers[chunk], kv_heads)) {
+        uint32_t next = chunk + call->state->threads;
+        find_all_pooled_worst(&unit, next < call->count ? &call->layers[next] : NULL);
+        return;
     }
     for (uint32_t i = 0; i < layer->stages_count; i++) {
         const struct score_stage *stage = &layer->stages[i];

@@ -190,6 +190,9 @@ void score_times_output_norm(const struct score_unit *unit, const struct score_s
 void score_position(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_random(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_pool_max(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
+/* Finds the slot that goes of a head whose scores are not pooled yet, as if they were protected and pooled (stage); none
+ * is NaN. false: all slots are protected. Pooled scores are not stored. */
+bool score_worst_pooled(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_pool_adaptive(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_protect(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_protect_best(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);

@@ -171,16 +171,36 @@ static void pool_far(
     }
 }
 
-void score_pool_max(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
-    struct pool_range range = pool_range(unit, head);
-    int32_t *positions;
-    float *scores, *pooled = (float *)unit->scratch->wide;
-    uint32_t count = copy_range(unit, head, &range, &positions, &scores), reach = stage->n / 2;
+static void pool_near_or_far(const struct score_unit *unit, uint32_t reach, const int32_t *positions,
+    const float *scores, uint32_t count, float *pooled) {
     if (reach <= SCORE_POOL_FIXED)
         unit->kernels->pool_max(positions, scores, count, reach, pooled);
     else
         pool_far(positions, scores, count, reach, (uint32_t *)unit->scratch->keys, pooled);
+}
+
+void score_pool_max(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    struct pool_range range = pool_range(unit, head);
+    int32_t *positions;
+    float *scores, *pooled = (float *)unit->scratch->wide;
+    uint32_t count = copy_range(unit, head, &range, &positions, &scores);
+    pool_near_or_far(unit, stage->n / 2, positions, scores, count, pooled);
     store_range(unit, head, &range, pooled);
+}
+
+/* Protected slots neither go before others nor spread to them: they are the ends of the order, which is cut to the
+ * rest. */
+bool score_worst_pooled(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
+    struct pool_range range = pool_range(unit, head);
+    int32_t *positions;
+    float *scores, *pooled = (float *)unit->scratch->wide;
+    if (range.first == range.end)
+        return false;
+    uint32_t count = copy_range(unit, head, &range, &positions, &scores);
+    pool_near_or_far(unit, stage->n / 2, positions, scores, count, pooled);
+    uint32_t place = range.first + unit->kernels->worst(pooled, positions, count);
+    *unit->layer->heads[head].worst = range.order != NULL ? range.order[place] : place;
+    return true;
 }
 
 /* ---- the best ---- */

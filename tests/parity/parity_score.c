@@ -486,6 +486,49 @@ static void check_scene(struct parity *parity, struct scene *scene, const struct
     free(all);
 }
 
+/* The slot that goes by these scores: the lowest, NaN before all, the oldest of equal ones. */
+static uint32_t find_worst(const float *scores, const uint32_t *positions, uint32_t count) {
+    uint32_t worst = UINT32_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        float score = isnan(scores[i]) ? -INFINITY : scores[i];
+        float least = worst == UINT32_MAX ? 0 : isnan(scores[worst]) ? -INFINITY : scores[worst];
+        if (positions[i] != KV_NO_POSITION &&
+            (worst == UINT32_MAX || score < least || (score == least && positions[i] < positions[worst])))
+            worst = i;
+    }
+    return worst;
+}
+
+/* Asked for the slots that go alone, some of them or all, the backend names those that its scores name. */
+static void check_worst(struct parity *parity, struct scene *scene) {
+    uint32_t heads = scene->layers * scene->pool.layout.kv_heads, want[HEADS_MAX], got[HEADS_MAX];
+    float *scores[HEADS_MAX];
+    bool all = parity_random(parity, 0, 2) > 0;
+    struct error error = {0};
+    for (uint32_t i = 0; i < heads; i++) {
+        struct score_head *head = &scene->score_heads[i];
+        float *numbers = parity_host(head->view.slots * sizeof *numbers);
+        parity->operations->download(parity->backend, numbers, head->scores, head->view.slots * sizeof *numbers);
+        want[i] = find_worst(numbers, scene->head[i].positions, head->view.slots);
+        free(numbers);
+        scores[i] = head->scores;
+        got[i] = want[i];
+        if (all || parity_random(parity, 0, 1) == 0) {
+            head->worst = &got[i];
+            head->scores = NULL;
+            got[i] = UINT32_MAX - 1;
+        }
+    }
+    int code = parity->operations->score(
+        parity->backend, &scene->device, scene->score_layers, scene->layers, scene->heads, &error);
+    parity_check_true(parity, code == 0, "score: %s", error.message);
+    for (uint32_t i = 0; i < heads; i++) {
+        parity_check_true(parity, got[i] == want[i], "the slot that goes of head %u is %u, not %u", i, got[i], want[i]);
+        scene->score_heads[i].scores = scores[i];
+        scene->score_heads[i].worst = NULL;
+    }
+}
+
 static void case_pipeline(struct parity *parity) {
     const struct pipeline *pipeline = &pipelines[parity->entry->index];
     struct scene scene;
@@ -503,8 +546,10 @@ static void case_pipeline(struct parity *parity) {
     }
     int code = parity->operations->score(
         parity->backend, &scene.device, scene.score_layers, scene.layers, scene.heads, &error);
-    if (parity_check_true(parity, code == 0, "score: %s", error.message))
+    if (parity_check_true(parity, code == 0, "score: %s", error.message)) {
         check_scene(parity, &scene, pipeline);
+        check_worst(parity, &scene);
+    }
     scene_free(parity, &scene);
 }
 

@@ -30,34 +30,40 @@ struct timed {
     uint32_t count, sequences;
     bool ordered; /* slots are in order of position */
     bool listed;  /* the host knows positions and order */
+    bool worst;   /* only the slots that go are asked for */
 };
 
 static const struct timed pipelines[] = {
-    {"position, protect", {{STAGE_POSITION, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, true},
-    {"sum, protect (h2o)", {{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, true},
-    {"sum, protect, positions from pages", {{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, false},
+    {"position, protect", {{STAGE_POSITION, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, true, false},
+    {"sum, protect (h2o)", {{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, true, false},
+    {"sum, protect, positions from pages", {{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, false,
+        false},
     {"window sum, protect, pool 7 (snapkv)", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}},
-        3, SEQUENCES, true, true},
+        3, SEQUENCES, true, true, false},
     {"the same, slots out of order", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}}, 3,
-        SEQUENCES, false, true},
+        SEQUENCES, false, true, false},
+    {"the same, the slot that goes alone", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}}, 3,
+        SEQUENCES, false, true, true},
     {"the same, order sorted here", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}}, 3, 1,
-        false, false},
-    {"random", {{STAGE_RANDOM, 0, 0}}, 1, SEQUENCES, true, true},
-    {"sum per query", {{STAGE_SUM_PER_QUERY, 0, 0}}, 1, SEQUENCES, true, true},
-    {"above, protect (scissorhands)", {{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, true},
-    {"window sum, layer mean (tova)", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_LAYER_MEAN, 0, 0}}, 2, SEQUENCES, true, true},
-    {"window spread (cake)", {{STAGE_WINDOW_SPREAD, 200, 0}}, 1, SEQUENCES, true, true},
-    {"key norm", {{STAGE_KEY_NORM, 0, 0}}, 1, SEQUENCES, true, true},
-    {"key difference", {{STAGE_KEY_DIFFERENCE, 0, 0}}, 1, SEQUENCES, true, true},
-    {"window sum, protect best", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 2, SEQUENCES, true, true},
+        false, false, false},
+    {"random", {{STAGE_RANDOM, 0, 0}}, 1, SEQUENCES, true, true, false},
+    {"sum per query", {{STAGE_SUM_PER_QUERY, 0, 0}}, 1, SEQUENCES, true, true, false},
+    {"above, protect (scissorhands)", {{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT, 0, 0}}, 2, SEQUENCES, true, true, false},
+    {"window sum, layer mean (tova)", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_LAYER_MEAN, 0, 0}}, 2, SEQUENCES, true, true,
+        false},
+    {"window spread (cake)", {{STAGE_WINDOW_SPREAD, 200, 0}}, 1, SEQUENCES, true, true, false},
+    {"key norm", {{STAGE_KEY_NORM, 0, 0}}, 1, SEQUENCES, true, true, false},
+    {"key difference", {{STAGE_KEY_DIFFERENCE, 0, 0}}, 1, SEQUENCES, true, true, false},
+    {"window sum, protect best", {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 2, SEQUENCES, true, true,
+        false},
     {"times output norm, all known", {{STAGE_POSITION, 0, 0}, {STAGE_TIMES_OUTPUT_NORM, 0, 0}}, 2, SEQUENCES, true,
-        true},
-    {"expected attention", {{STAGE_EXPECTED_ATTENTION, 0.01f, 512}}, 1, 1, true, true},
-    {"times value norm", {{STAGE_TIMES_VALUE_NORM, 0, 0}}, 1, 1, true, true},
-    {"laprox (per slot of a KV head)", {{STAGE_LAPROX, 0, 0}}, 1, 1, true, true},
-    {"laprox per head", {{STAGE_LAPROX_HEAD, 0, 0}}, 1, 1, true, true},
-    {"drop error", {{STAGE_DROP_ERROR, 0.3f, 0}}, 1, 1, true, true},
-    {"pool adaptive", {{STAGE_POOL_ADAPTIVE, 0, 0}}, 1, 1, true, true},
+        true, false},
+    {"expected attention", {{STAGE_EXPECTED_ATTENTION, 0.01f, 512}}, 1, 1, true, true, false},
+    {"times value norm", {{STAGE_TIMES_VALUE_NORM, 0, 0}}, 1, 1, true, true, false},
+    {"laprox (per slot of a KV head)", {{STAGE_LAPROX, 0, 0}}, 1, 1, true, true, false},
+    {"laprox per head", {{STAGE_LAPROX_HEAD, 0, 0}}, 1, 1, true, true, false},
+    {"drop error", {{STAGE_DROP_ERROR, 0.3f, 0}}, 1, 1, true, true, false},
+    {"pool adaptive", {{STAGE_POOL_ADAPTIVE, 0, 0}}, 1, 1, true, true, false},
 };
 
 struct timing {
@@ -72,6 +78,7 @@ struct timing {
     struct score_head *heads;
     struct score_layer *layers;
     uint32_t count;
+    uint32_t worst[SEQUENCES * LAYERS * KV_HEADS];
     bool forget_norms;
 };
 
@@ -185,7 +192,8 @@ static void create_heads(struct parity *parity, struct timing *timing, const str
             .statistics = timing->shared,
             .sinks = 4,
             .recent_from = SEEN - WINDOW,
-            .scores = parity_upload(parity, NULL, SLOTS * sizeof(float)),
+            .scores = timed->worst ? NULL : parity_upload(parity, NULL, SLOTS * sizeof(float)),
+            .worst = timed->worst ? &timing->worst[i] : NULL,
             .positions = timed->listed || !timed->ordered ? positions : NULL,
             .order = timed->listed && !timed->ordered ? order : NULL};
         head->statistics.sum = draw_words(parity, SLOTS);
@@ -250,7 +258,7 @@ static void time_stages(struct parity *parity) {
     create_statistics(parity, &timing);
     for (size_t i = 0; i < sizeof pipelines / sizeof pipelines[0]; i++)
         time_pipeline(parity, &timing, &pipelines[i], pipelines[i].name);
-    struct timed norms = {"", {{STAGE_POSITION, 0, 0}, {STAGE_TIMES_OUTPUT_NORM, 0, 0}}, 2, 1, true, true};
+    struct timed norms = {"", {{STAGE_POSITION, 0, 0}, {STAGE_TIMES_OUTPUT_NORM, 0, 0}}, 2, 1, true, true, false};
     timing.forget_norms = true;
     time_pipeline(parity, &timing, &norms, "times output norm, none known");
     for (int i = 0; i < 2; i++) {
