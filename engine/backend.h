@@ -113,7 +113,7 @@ struct kv_statistics {
     uint64_t *squared;     /* [capacity] sum of rint(mean of p^2 * 2^24) */
     uint64_t *noisy;       /* [capacity] */
     uint16_t *window_rows; /* [w][capacity] f16(a); times 2^24 an integer */
-    uint32_t *window_sum;  /* [capacity] sum over the ring of f16(a) * 2^24 */
+    uint32_t *window_sum;  /* [capacity] sum over the ring of f16(a) * 2^24, modulo 2^32: 256 times 1 is 0 */
     uint16_t *head_rows;   /* [w][G][capacity] f16(p) */
     float *outputs;        /* [w][G][d] o_h */
     uint64_t *above;       /* [capacity][STATISTIC_ABOVE_BITS / 64] bit t % history */

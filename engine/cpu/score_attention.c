@@ -34,10 +34,22 @@ void score_above(const struct score_unit *unit, const struct score_stage *stage,
     unit->kernels->above(at->statistics.above, at->view.slots, at->scores);
 }
 
+/* 256 queries that gave a slot everything add up to 2^32, which a sum holds as 0: such slots get `full`. */
+static void score_full_sums(const struct score_head *at, float full) {
+    const struct kv_statistics *statistics = &at->statistics;
+    if ((uint64_t)statistics->window << STATISTIC_FRACTION_BITS <= UINT32_MAX)
+        return;
+    for (uint32_t slot = 0; slot < at->view.slots; slot++) {
+        if (statistics->window_sum[slot] == 0 && statistics->window_rows[slot] != 0)
+            at->scores[slot] = full;
+    }
+}
+
 void score_window_sum(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
     (void)stage;
     unit->kernels->window_sums(at->statistics.window_sum, at->view.slots, at->scores);
+    score_full_sums(at, (float)at->statistics.window);
 }
 
 void score_window_spread(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
@@ -45,6 +57,7 @@ void score_window_spread(const struct score_unit *unit, const struct score_stage
     const struct kv_statistics *statistics = &at->statistics;
     unit->kernels->spread(statistics->window_rows, score_window_rows(unit, statistics), statistics->capacity,
         statistics->window_sum, stage->x, at->view.slots, at->scores);
+    score_full_sums(at, 1); /* the mean, without any variance */
 }
 
 /* Heads are added in ascending order; every head gets the same mean. */

@@ -64,34 +64,12 @@ static void move_head(const struct moves *all, const struct statistics_move *mov
         memcpy(to->outputs, from->outputs, outputs * sizeof *to->outputs);
 }
 
-/* Fetches one column of an array, for writing. */
-static void expect_column(const void *array, size_t capacity, size_t bytes, uint32_t rows, uint32_t slot) {
-    const char *at = (const char *)array + slot * bytes;
-    for (uint32_t row = 0; array != NULL && row < rows; row++, at += capacity * bytes)
-        __builtin_prefetch(at, 1, 3);
-}
-
-/* The rows of a ring lie far apart: a column that is cleared waits for memory once for each, unless they are fetched
- * together, while another head's is cleared. */
-static void expect_rings(const struct moves *all, const struct statistics_move *move) {
-    const struct kv_statistics *to = move->to;
-    if (move->clear_end != move->clear_first + 1)
-        return;
-    expect_column(to->window_rows, to->capacity, sizeof *to->window_rows, to->window, move->clear_first);
-    expect_column(to->head_rows, to->capacity, sizeof *to->head_rows, to->window * all->group, move->clear_first);
-}
-
 static void move_chunk(void *context, uint32_t chunk, uint32_t thread) {
     const struct moves *all = context;
     (void)thread;
-    uint32_t first = chunk * MOVES_A_CHUNK, end = first + MOVES_A_CHUNK;
-    end = end < all->count ? end : all->count;
-    expect_rings(all, &all->moves[first]);
-    for (uint32_t i = first; i < end; i++) {
-        if (i + 1 < end)
-            expect_rings(all, &all->moves[i + 1]);
+    uint32_t end = (chunk + 1) * MOVES_A_CHUNK;
+    for (uint32_t i = chunk * MOVES_A_CHUNK; i < end && i < all->count; i++)
         move_head(all, &all->moves[i]);
-    }
 }
 
 void cpu_move_statistics(

@@ -553,6 +553,49 @@ static void case_pipeline(struct parity *parity) {
     scene_free(parity, &scene);
 }
 
+/* The widest window, all of whose queries give a slot everything, and one whose queries give it nothing: the sums of
+ * both are 0. */
+static void case_full_window(struct parity *parity) {
+    enum { QUERIES = 256, CAPACITY = 16 };
+    static const uint32_t positions[2] = {7, 9};
+    static const float full[2] = {QUERIES, 1};
+    uint16_t rows[QUERIES * CAPACITY] = {0};
+    uint32_t sums[CAPACITY] = {0};
+    struct scene scene;
+    struct error error = {0};
+    for (uint32_t row = 0; row < QUERIES; row++)
+        rows[row * CAPACITY] = 0x3c00;
+    scene_create(parity, &scene, false, true);
+    struct kv_statistics statistics = {.capacity = CAPACITY,
+        .window = QUERIES,
+        .window_rows = parity_upload(parity, rows, sizeof rows),
+        .window_sum = parity_upload(parity, sums, sizeof sums)};
+    for (uint32_t i = 0; i < scene.pool.layout.kv_heads; i++) {
+        struct score_head *head = &scene.score_heads[i];
+        parity_release(parity, head->scores);
+        head->scores = parity_upload(parity, NULL, 2 * sizeof(float));
+        head->statistics = statistics;
+        head->view.slots = 2;
+        head->positions = positions;
+        head->order = NULL;
+    }
+    scene.score_layers[0].seen = 300;
+    for (uint32_t kind = 0; kind < 2; kind++) {
+        scene.stages[0] = (struct score_stage){kind == 0 ? STAGE_WINDOW_SUM : STAGE_WINDOW_SPREAD, 200, 0};
+        scene.score_layers[0].stages_count = 1;
+        int code =
+            parity->operations->score(parity->backend, &scene.device, scene.score_layers, 1, scene.heads, &error);
+        parity_check_true(parity, code == 0, "score: %s", error.message);
+        float *got = parity_download(parity, scene.score_heads[0].scores, 2 * sizeof *got);
+        parity_check_true(parity, got[0] == full[kind] && got[1] == 0, "a full window scores %g, an empty one %g",
+            (double)got[0], (double)got[1]);
+        free(got);
+    }
+    parity_release(parity, statistics.window_rows);
+    parity_release(parity, statistics.window_sum);
+    scene_free(parity, &scene);
+}
+
 static void case_preference(struct parity *parity) {
     struct scene scene;
     double entropy[LAYERS_MAX], variance[LAYERS_MAX], want[2];
@@ -639,6 +682,7 @@ static void case_rotate(struct parity *parity) {
 }
 
 const struct parity_case parity_score_cases[] = {
+    {"score full window", case_full_window, 2, 0, NULL},
     {"score position", case_pipeline, 10, 0, NULL},
     {"score random", case_pipeline, 6, 1, NULL},
     {"score sum", case_pipeline, 10, 2, NULL},
