@@ -72,6 +72,10 @@ const struct policy_settings *sequence_policy(const struct sequence *sequence); 
  * engine_prune, and each fork pruned to its own. ratio counts when tokens is 0. ERROR_INVALID: a prune was done, or the
  * budget is none for the policy, or one that needs other statistics (everything is kept, or nothing was to be). */
 int sequence_set_budget(struct sequence *sequence, double ratio, uint32_t tokens, struct error *error);
+/* Other settings for the sequence, until its first prune: a prompt is computed once, forked before engine_prune, and
+ * each fork pruned by its own network or options. Copies settings. ERROR_INVALID: a prune was done, or the settings
+ * need other statistics, or prunes of the prompt at other positions, than those that the sequence was computed with. */
+int sequence_change_policy(struct sequence *sequence, const struct policy_settings *settings, struct error *error);
 
 /* Tokens that may be appended before a prune is due (to the end of the prompt or the next multiple of
  * prefill_prune_every); UINT32_MAX when none will be. engine_forward refuses more (ERROR_INVALID). */

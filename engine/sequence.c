@@ -4,6 +4,7 @@
  */
 #include "engine/engine_internal.h"
 #include "policy/budget.h"
+#include "policy/network.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -281,6 +282,31 @@ int sequence_set_budget(struct sequence *sequence, double ratio, uint32_t tokens
             ratio, tokens);
     eviction->settings.ratio = ratio;
     eviction->settings.tokens = tokens;
+    return 0;
+}
+
+/* What a prompt was computed with serves both. */
+static bool same_statistics(const struct policy_settings *a, const struct policy_settings *b) {
+    uint32_t content_a = a->network != NULL ? a->network->shape.content : 0;
+    uint32_t content_b = b->network != NULL ? b->network->shape.content : 0;
+    return policy_needs(a, true) == policy_needs(b, true) && a->window == b->window && a->history == b->history &&
+           a->seed == b->seed && content_a == content_b;
+}
+
+int sequence_change_policy(struct sequence *sequence, const struct policy_settings *settings, struct error *error) {
+    struct eviction *eviction = &sequence->eviction;
+    const struct policy_settings *old = &eviction->settings;
+    if (old->policy == NULL || eviction->handled > 0)
+        return error_set(
+            error, ERROR_INVALID, "a policy is changed between the choice of a policy and its first prune");
+    if (policy_settings_keep_all(settings) || !eviction->evicts || !same_statistics(old, settings) ||
+        settings->prefill_prune_every != old->prefill_prune_every || settings->cache_positions != old->cache_positions)
+        return error_set(error, ERROR_INVALID, "%s needs other statistics than those of %s", settings->policy->name,
+            old->policy->name);
+    struct policy_settings copy;
+    policy_settings_copy(&copy, settings);
+    policy_settings_release(&eviction->settings);
+    eviction->settings = copy;
     return 0;
 }
 

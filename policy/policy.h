@@ -170,6 +170,10 @@ int policy_settings_resolve(
 /* Whether the network that settings have is of a model of this shape: ERROR_UNSUPPORTED. */
 int policy_settings_fit(const struct policy_settings *settings, const struct policy_model *model, struct error *error);
 
+/* Gives settings a network (a reference of their own), and what it has as defaults for options that were not set by
+ * name, without a look at any model. */
+void policy_settings_use_network(struct policy_settings *settings, const struct policy_network *network);
+
 /* What can only be seen of the whole: budget against window, history and so on. Called by parse; call it after the last
  * policy_settings_set. */
 int policy_settings_check(const struct policy_settings *settings, struct error *error);

@@ -74,6 +74,12 @@ static void take_defaults(struct policy_settings *settings) {
         settings->protect_sinks = network->protect_sinks;
 }
 
+void policy_settings_use_network(struct policy_settings *settings, const struct policy_network *network) {
+    network_release(settings->network);
+    settings->network = network_take((struct policy_network *)network);
+    take_defaults(settings);
+}
+
 /* What follows from an option that was just set. */
 static void follow(struct policy_settings *settings, uint32_t index) {
     const char *option = policy_option_name(index);

@@ -64,6 +64,7 @@ struct train_options {
     float entropy;        /* beta 0.01 */
     float baseline_decay; /* of the moving average, 0.9 */
     /* Optimiser (adamw.h). */
+    float parameter_rate; /* kl_parameter: steps of its optimiser, in standard deviations of its draws */
     float rank_rate, learning_rate, weight_decay, clip;
     uint32_t warmup_steps;
     /* Held-out selection. */

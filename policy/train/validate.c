@@ -159,17 +159,9 @@ static int choose_h2o(const struct policy_network *network, struct policy_settin
     return policy_settings_parse(text, settings, error);
 }
 
-static int choose_own(const struct training *training, const struct policy_network *network,
-    struct policy_settings *settings, struct error *error) {
-    const struct model *model = engine_model(training->engine);
-    struct policy_model target = {.fingerprint = model->fingerprint,
-        .layers = model->shape.layers,
-        .kv_heads = model->shape.kv_heads,
-        .head_dim = model->shape.head_dim};
-    bool foreign;
+static void choose_own(const struct policy_network *network, struct policy_settings *settings) {
     policy_settings_default(policy_find("distillcache"), settings);
-    settings->network = network_take((struct policy_network *)network);
-    return policy_settings_resolve(settings, &target, &foreign, error);
+    policy_settings_use_network(settings, network);
 }
 
 static int open_variants(struct comparison *comparison, const struct policy_network *network, struct error *error) {
