@@ -173,8 +173,10 @@ static int open_variants(struct comparison *comparison, const struct policy_netw
         bool other = i < comparison->ratios;
         variant->policy = (char *)(other ? "h2o" : "distillcache");
         variant->ratio = options->ratios[other ? i : i - comparison->ratios];
-        code = other ? choose_h2o(network, &variant->settings, error)
-                     : choose_own(comparison->training, network, &variant->settings, error);
+        if (other)
+            code = choose_h2o(network, &variant->settings, error);
+        else
+            choose_own(network, &variant->settings);
         variant->settings.ratio = variant->ratio;
     }
     comparison->setup = (struct eval_setup){.model = engine_model(comparison->training->engine)->fingerprint,
