@@ -2,6 +2,7 @@
 #include "commands/inspect.h"
 
 #include "commands/commands.h"
+#include "commands/inspect_policy.h"
 #include "engine/model.h"
 #include "engine/tokenizer.h"
 
@@ -248,6 +249,8 @@ static void describe_file(struct report *report, const char *path) {
 
 json_t *inspect_describe(const char *path, struct error *error) {
     struct error model_error = {0};
+    if (inspect_policy_is_file(path))
+        return inspect_policy_describe(path, error);
     struct gguf *gguf = gguf_open(path, error);
     if (gguf == NULL)
         return NULL;
@@ -347,6 +350,10 @@ static void print_totals(const json_t *document, FILE *out) {
 void inspect_print(const json_t *document, FILE *out) {
     static const char *const facts[] = {"file", "bytes", "gguf_version", "architecture", "name", "fingerprint"};
     const char *reason = json_string_value(json_object_get(document, "reason"));
+    if (json_object_get(document, "kind") != NULL) {
+        inspect_policy_print(document, out);
+        return;
+    }
     for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
         const json_t *value = json_object_get(document, facts[i]);
         if (value == NULL)

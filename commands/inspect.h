@@ -12,6 +12,7 @@
  *    "tensors": [{"name", "format", "shape": [rows, columns] slowest dimension first, "values", "bytes", "offset"}],
  *    "totals": {"tensors", "values", "bytes", "formats": {FORMAT: {"tensors", "values", "bytes"}}},
  *    "unsupported": [{"kind": "architecture"|"format"|"model"|"tokenizer", "name", "format" of a tensor}]}
+ * A policy file (safetensors) is described as commands/inspect_policy.h says; only its document has "kind".
  * What a file does not say is absent; the bytes of a format that the program does not know are null and not in totals.
  */
 #ifndef COMMANDS_INSPECT_H

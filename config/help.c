@@ -75,7 +75,7 @@ void config_print_help(enum config_command command, FILE *out) {
                           : command == CONFIG_BENCH ? "Measures how fast a model runs here."
                           : command == CONFIG_EVAL  ? "Compares eviction policies with the full cache."
                           : command == CONFIG_TRAIN ? "Trains an eviction policy for a model."
-                                                    : "Describes a model file.";
+                                                    : "Describes a model file or a policy file.";
     fprintf(out, "usage: distillcache %s [options]\n\n%s\n", usage, purpose);
     const char *section = NULL;
     for (size_t i = 0; i < option_count; i++) {

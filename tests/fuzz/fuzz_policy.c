@@ -78,7 +78,11 @@ static void try_gates(const char *text, size_t bytes) {
 
 /* Texts that would open a file are left out. */
 static bool names_file(const char *text) {
-    return strncmp(text, "rlkv:", 5) == 0 || strncmp(text, "hybrid:", 7) == 0 || strstr(text, "gates=") != NULL;
+    static const char *const words[] = {"rlkv:", "hybrid:", "ranker:", "distillcache:", "gates=", "network="};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strstr(text, words[i]) != NULL)
+            return true;
+    return false;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
@@ -105,6 +109,8 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "hybrid,base=snapkv,full_heads=0.5,ratio=1,minimum=1",
         "restkv,smoothing=0.3,scope=model",
         "expected_attention,epsilon=0.01,future=65536",
+        "distillcache,interval=4,summary=1",
+        "hybrid,base=ranker,summary=true,minimum=2",
         "random,seed=18446744073709551615",
         "pyramidkv,beta=1000000,tokens=1",
         "scissorhands:file,history=512",

@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include "commands/inspect.h"
+#include "commands/inspect_policy.h"
 #include "tests/unit/tiny_llama.h"
+#include "tests/unit/tiny_network.h"
 
 /* The document of a file made by writer. */
 static json_t *describe(struct gguf_writer *writer) {
@@ -184,6 +186,79 @@ static void odd_paths_are_described(void **state) {
     free(data);
 }
 
+/* ---- policy files ---- */
+
+static char *save_policy(const char *folder) {
+    static char path[128];
+    struct error error;
+    struct network_shape shape = tiny_network_shape(FEATURES_CONTENT, 3, 2, 16);
+    struct policy_network *network = tiny_network_create(&shape, 1);
+    memset(network->fingerprint, 'e', 64);
+    free(network->record);
+    network->record = strdup("{\"steps\": 300, \"data\": \"a\\u001b[31m\", \"loss\": 0.125}");
+    memcpy(network->layer_budgets, (const float[]){0.5f, 1, 1.5f}, 3 * sizeof(float));
+    snprintf(path, sizeof path, "%s/policy", folder);
+    if (network_save(network, path, &error) != 0)
+        fail_msg("%s", error.message);
+    network_release(network);
+    return path;
+}
+
+static void describes_a_policy_file(void **state) {
+    (void)state;
+    char folder[64];
+    struct error error;
+    tiny_folder_create(folder);
+    const char *path = save_policy(folder);
+    json_t *document = inspect_describe(path, &error);
+    if (document == NULL)
+        fail_msg("%s", error.message);
+    const json_t *shape = json_object_get(document, "shape"), *defaults = json_object_get(document, "defaults");
+    const json_t *inputs = json_object_get(document, "inputs"), *budgets = json_object_get(document, "layer_budgets");
+    assert_string_equal(json_string_value(json_object_get(document, "kind")), "policy");
+    assert_string_equal(json_string_value(json_object_get(document, "method")), "distillcache");
+    assert_string_equal(json_string_value(json_object_get(document, "features")), "content");
+    assert_int_equal(strlen(json_string_value(json_object_get(document, "fingerprint"))), 64);
+    assert_int_equal(json_array_size(inputs), 13);
+    assert_string_equal(json_string_value(json_array_get(inputs, 0)), "content");
+    assert_string_equal(json_string_value(json_array_get(inputs, 12)), "recent_2");
+    assert_int_equal(json_integer_value(json_object_get(shape, "layers")), 3);
+    assert_int_equal(json_integer_value(json_object_get(shape, "hidden")), 8);
+    assert_string_equal(json_string_value(json_object_get(defaults, "scope")), "layer");
+    assert_int_equal(json_integer_value(json_object_get(defaults, "interval")), 16);
+    assert_true(json_is_true(json_object_get(defaults, "summary")));
+    assert_true(json_real_value(json_array_get(budgets, 2)) == 1.5);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(document, "record"), "steps")), 300);
+    /* 6 heads: 4 x 16 of the content map and 4 offsets, 8 biases, 16 of the skip; 8 x 16, 8. */
+    assert_int_equal(json_integer_value(json_object_get(document, "parameters")), 6 * (64 + 4 + 8 + 16) + 128 + 8);
+    char *text = text_of(document);
+    static const char *const lines[] = {"\nfeatures       content\n", "\ninputs         content, sum, mean, ",
+        "\n  hidden                   8\n", "\n  summary                  yes\n", "\n  0.5 1 1.5\n",
+        "\n  steps                    300\n", "\n  data                     a?[31m\n",
+        "\n  loss                     0.125\n"};
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        if (strstr(text, lines[i]) == NULL)
+            fail_msg("no \"%s\" in:\n%s", lines[i], text);
+    free(text);
+    json_decref(document);
+    tiny_folder_remove(folder);
+}
+
+static void broken_policy_files_are_errors(void **state) {
+    (void)state;
+    char folder[64];
+    struct error error = {0};
+    tiny_folder_create(folder);
+    const char *path = save_policy(folder);
+    assert_int_equal(truncate(path, 3000), 0);
+    assert_null(inspect_describe(path, &error));
+    assert_int_equal(error.code, ERROR_FORMAT);
+    assert_int_equal(strncmp(error.message, path, strlen(path)), 0);
+    tiny_folder_remove(folder);
+    assert_false(inspect_policy_is_file("/dev/stdin"));
+    assert_false(inspect_policy_is_file(path));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(describes_a_model_that_runs),
@@ -191,6 +266,8 @@ int main(void) {
         cmocka_unit_test(odd_metadata_is_described),
         cmocka_unit_test(broken_files_are_errors),
         cmocka_unit_test(odd_paths_are_described),
+        cmocka_unit_test(describes_a_policy_file),
+        cmocka_unit_test(broken_policy_files_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
