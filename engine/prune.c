@@ -211,7 +211,7 @@ static bool reads_order(const struct score_stage *stages, uint32_t count) {
 }
 
 /* *scores NULL: nothing will be scored. */
-static void fill_job(struct prune_job *job, float **scores) {
+static void fill_job(struct prune_job *job, bool freeze, float **scores) {
     struct sequence *sequence = job->sequence;
     const struct engine *engine = sequence->engine;
     const struct model_shape *shape = &engine->model->shape;
@@ -229,6 +229,8 @@ static void fill_job(struct prune_job *job, float **scores) {
             .stages_count = stages_count,
             .window = eviction->settings.window,
             .rope = &engine->prune.rope,
+            .network = eviction->settings.network,
+            .freeze = freeze,
             .output = &engine->model->layers[layer].attn_output,
         };
         if (eviction->statistics != NULL)
@@ -400,7 +402,8 @@ static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t
     float *scores = space->scores;
     for (uint32_t i = 0; i < prune->count; i++) {
         struct prune_job *job = &prune->jobs[i];
-        fill_job(job, &scores);
+        bool freeze = !prune->show_scores && job->seen >= job->sequence->eviction.prompt_tokens;
+        fill_job(job, freeze, &scores);
         memset(job->budgets, 0xff, engine_heads(engine) * sizeof *job->budgets); /* protection by B until allocated */
         protect(job);
         if (allocate_budgets(prune, job) != 0)
@@ -638,7 +641,7 @@ int sequence_prune_to(
         return error_set(error, ERROR_MEMORY, "no memory to prune a sequence");
     struct prune_job *job = prune.jobs;
     float *none = NULL;
-    fill_job(job, &none);
+    fill_job(job, false, &none);
     for (uint32_t i = 0; i < engine_heads(sequence->engine); i++) {
         int code = check_list(job, i, lists[i], counts[i], error);
         if (code != 0)

@@ -175,6 +175,7 @@ struct statistics_shape engine_statistics_shape(const struct engine *engine, con
         .window = settings->window,
         .history = settings->history,
         .seed = settings->seed,
+        .content = settings->network != NULL ? settings->network->shape.content : 0,
     };
 }
 

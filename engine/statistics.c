@@ -36,12 +36,14 @@ static void *place(char *base, size_t *at, bool needed, size_t bytes) {
 static size_t lay_out(
     const struct statistics_shape *shape, uint32_t needs, uint32_t capacity, char *base, struct kv_statistics *out) {
     size_t at = 0, slots = capacity, window = shape->window, rows = window * shape->group;
+    size_t numbers = (size_t)shape->content + 2;
     *out = (struct kv_statistics){
         .needs = needs & ~(uint32_t)STATISTIC_MOMENTS,
         .capacity = capacity,
         .window = shape->window,
         .history = shape->history,
         .seed = shape->seed,
+        .content = shape->content,
     };
     if (capacity == 0)
         return 0;
@@ -55,6 +57,8 @@ static size_t lay_out(
     out->window_rows = place(base, &at, needs & STATISTIC_WINDOW, window * slots * sizeof *out->window_rows);
     out->head_rows = place(base, &at, needs & STATISTIC_HEAD_WINDOW, rows * slots * sizeof *out->head_rows);
     out->outputs = place(base, &at, needs & STATISTIC_OUTPUTS, rows * shape->head_dim * sizeof *out->outputs);
+    out->content_rows = place(base, &at, needs & STATISTIC_CONTENT, numbers * slots * sizeof *out->content_rows);
+    out->standard = place(base, &at, needs & STATISTIC_STANDARD, STATISTIC_STANDARD_NUMBERS * sizeof *out->standard);
     return at;
 }
 

@@ -16,6 +16,7 @@ struct statistics_shape {
     uint32_t layers, kv_heads, group, head_dim;
     uint32_t window, history;
     uint64_t seed;
+    uint32_t content; /* numbers of the network's content */
 };
 
 struct statistics {

@@ -29,7 +29,11 @@ enum statistic {
     STATISTIC_STANDARD = 1 << 11, /* of a head: the frozen means and deviations of the paper's network */
 };
 
-enum { STATISTIC_ABOVE_BITS = 512 /* most queries of history */, STATISTIC_FRACTION_BITS = 24 };
+enum {
+    STATISTIC_ABOVE_BITS = 512, /* most queries of history */
+    STATISTIC_FRACTION_BITS = 24,
+    STATISTIC_STANDARD_NUMBERS = 8,
+};
 
 /* Each stage reads and writes one float score per slot of a head, in the order given. "slot's position" is original. */
 enum score_stage_kind {

@@ -42,6 +42,8 @@ static const struct score_operation operations[STAGE_KIND_COUNT] = {
     [STAGE_POOL_ADAPTIVE] = {.name = "pool adaptive", .needs = STATISTIC_WINDOW, .run = score_pool_adaptive},
     [STAGE_PROTECT] = {.name = "protect", .run = score_protect},
     [STAGE_PROTECT_BEST] = {.name = "protect best", .run = score_protect_best},
+    [STAGE_NETWORK] = {.name = "network", .whole_layer = true, .run = score_network},
+    [STAGE_LOG_SOFTMAX] = {.name = "log softmax", .run = score_log_softmax},
 };
 
 const struct score_kernels *cpu_score_kernels(enum cpu_tier tier) {
@@ -70,6 +72,10 @@ static bool has_statistics(const struct kv_statistics *statistics, uint32_t need
         {STATISTIC_OUTPUTS, statistics->outputs != NULL && statistics->window > 0},
         {STATISTIC_ABOVE, statistics->above != NULL},
         {STATISTIC_OUTPUT_NORM, statistics->output_norm != NULL},
+        {STATISTIC_SQUARED, statistics->squared != NULL},
+        {STATISTIC_ENTROPY, statistics->entropy != NULL},
+        {STATISTIC_CONTENT, statistics->content_rows != NULL},
+        {STATISTIC_STANDARD, statistics->standard != NULL},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if ((needs & arrays[i].need) != 0 && !arrays[i].there)
@@ -79,11 +85,10 @@ static bool has_statistics(const struct kv_statistics *statistics, uint32_t need
 }
 
 static int check_heads(const struct kv_pool *pool, const struct score_layer *layer,
-    const struct score_operation *operation, struct error *error) {
+    const struct score_operation *operation, uint32_t needs, struct error *error) {
     for (uint32_t head = 0; head < pool->layout.kv_heads; head++) {
         const struct score_head *at = &layer->heads[head];
-        if (!has_statistics(&at->statistics, operation->needs) ||
-            (operation->needs != 0 && at->statistics.capacity < at->view.slots))
+        if (!has_statistics(&at->statistics, needs) || (needs != 0 && at->statistics.capacity < at->view.slots))
             return error_set(
                 error, ERROR_INVALID, "stage %s needs statistics that the sequence does not keep", operation->name);
         if (operation->same_slots && at->view.slots != layer->heads[0].view.slots)
@@ -101,13 +106,18 @@ static int check_layer(
             (uint32_t)stage->kind < STAGE_KIND_COUNT ? &operations[stage->kind] : NULL;
         if (operation == NULL || operation->run == NULL)
             return error_set(error, ERROR_UNSUPPORTED, "the CPU backend has no score stage %d", (int)stage->kind);
-        int code = check_heads(pool, layer, operation, error);
+        bool network = stage->kind == STAGE_NETWORK, matrix = operation->matrix;
+        int code = network ? score_network_check(pool, layer, error) : 0;
+        if (code == 0)
+            code = check_heads(
+                pool, layer, operation, network ? network_needs(&layer->network->shape) : operation->needs, error);
         if (code != 0)
             return code;
+        matrix = matrix || (network && score_network_weighs(&layer->network->shape));
         size_t columns = (size_t)heads * pool->layout.head_dim;
-        if (operation->matrix && layer->layer >= pool->layout.layers)
+        if (matrix && layer->layer >= pool->layout.layers)
             return error_set(error, ERROR_INVALID, "layer %u is not one of %u", layer->layer, pool->layout.layers);
-        if (operation->matrix && (layer->output == NULL || layer->output->columns != columns))
+        if (matrix && (layer->output == NULL || layer->output->columns != columns))
             return error_set(
                 error, ERROR_INVALID, "stage %s needs an output matrix of %zu columns", operation->name, columns);
         if (stage->kind == STAGE_EXPECTED_ATTENTION && (layer->moments.sum == NULL || layer->rope == NULL))
@@ -229,6 +239,7 @@ static void score_work(void *context, uint32_t chunk, uint32_t thread) {
         .pool = call->pool,
         .layer = layer,
         .scratch = &call->state->scratch[thread],
+        .turns = call->state->number_turns,
         .matrix = layer->layer < call->state->layers ? &call->state->matrices[layer->layer] : NULL,
         .heads = call->heads,
         .group = call->heads / kv_heads,
@@ -281,6 +292,8 @@ int cpu_score(struct backend *backend, const struct kv_pool *pool, const struct 
     int code = score_scratch_prepare(&call, error);
     if (code == 0)
         code = score_matrices_prepare(&call, error);
+    if (code == 0)
+        code = score_numbers_prepare(&call, error);
     if (code != 0)
         return code;
     if (count == 1)

@@ -13,6 +13,7 @@
  *   score_output.c     stages that need the output matrix W_o
  *   score_matrix.c     what is computed from W_o before the stages, and kept
  *   score_numbers.c    what the network keeps of a slot; slot_norms
+ *   score_network.c    the DistillCache network, and shares among a head's slots
  *   score_pool.c       pooling along positions, protection
  *   score_rotate.c     rotate_slots, unrotate_slots
  */
@@ -20,6 +21,7 @@
 #define ENGINE_CPU_SCORE_H
 
 #include "engine/cpu/attend.h"
+#include "engine/cpu/score_network.h"
 
 enum {
     SCORE_LANES = KV_PAGE_SLOTS, /* a block is the numbers of one page's slots, one slot a lane: [channels][16] */
@@ -87,6 +89,7 @@ struct score_kernels {
     /* 16 numbers of f16, exact. */
     void (*halves)(const uint16_t *from, float out[SCORE_LANES]);
     struct score_format_kernels formats[KV_FORMATS];
+    struct network_kernels network;
 };
 
 extern const struct score_kernels score_kernels_scalar, score_kernels_avx2, score_kernels_avx512;
@@ -118,6 +121,7 @@ struct score_unit {
     const struct kv_pool *pool;
     const struct score_layer *layer;
     struct score_scratch *scratch;
+    const struct number_turns *turns;  /* of the call's keys (score_numbers.c) */
     const struct score_matrix *matrix; /* of the layer's W_o (score_state.h); NULL where no stage needs it */
     uint32_t heads, group;             /* H, G */
 };
@@ -185,6 +189,10 @@ void score_laprox(const struct score_unit *unit, const struct score_stage *stage
 void score_laprox_head(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_drop_error(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_times_output_norm(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
+
+/* score_network.c */
+void score_network(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
+void score_log_softmax(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 
 /* score_pool.c */
 void score_position(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);

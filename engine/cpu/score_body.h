@@ -4,6 +4,7 @@
  * vectorises: every element on its own, integers or exact conversions, no sums.
  */
 #include "engine/cpu/lanes_math.h"
+#include "engine/cpu/network_body.h"
 #include "engine/cpu/score.h"
 #include "engine/philox.h"
 
@@ -469,7 +470,8 @@ static void score_values_bf16(const char *page, const char *ahead, uint32_t dim,
         .scatter = score_scatter, .pool_max = score_pool, .products = score_products,                                  \
         .exact_products = score_exact_products, .squares = score_squares, .dots = score_dots,                          \
         .distances = score_distances, .drop_errors = score_drop_errors, .add_scaled = score_add_scaled,                \
-        .add_absolute = score_add_absolute, .halves = score_halves, .logs = score_logs, .worst = score_worst, .formats = {                 \
+        .add_absolute = score_add_absolute, .halves = score_halves, .logs = score_logs, .worst = score_worst,          \
+        .network = NETWORK_KERNELS, .formats = {                                                                       \
             [KV_F32] = {score_keys_f32, score_values_f32},                                                             \
             [KV_F16] = {score_keys_f16, score_values_f16},                                                             \
             [KV_BF16] = {score_keys_bf16, score_values_bf16},                                                          \

@@ -180,7 +180,8 @@ static int run_pairs(const struct score_call *call, struct pair_job *job, uint32
 
 static bool needs_pairs(const struct score_layer *layer) {
     return score_has_stage(layer, STAGE_LAPROX) || score_has_stage(layer, STAGE_LAPROX_HEAD) ||
-           score_has_stage(layer, STAGE_DROP_ERROR);
+           score_has_stage(layer, STAGE_DROP_ERROR) ||
+           (score_has_stage(layer, STAGE_NETWORK) && score_network_weighs(&layer->network->shape));
 }
 
 static int prepare_pairs(const struct score_call *call, const struct score_layer *layer) {

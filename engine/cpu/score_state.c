@@ -2,6 +2,7 @@
 #include "engine/cpu/score_state.h"
 
 #include "engine/cpu/memory.h"
+#include "engine/cpu/score_numbers.h"
 
 #include <stdlib.h>
 
@@ -36,6 +37,7 @@ void cpu_score_state_free(struct cpu_backend *cpu) {
     if (state == NULL)
         return;
     score_turns_free(state->turns);
+    score_number_turns_free(state->number_turns);
     score_matrices_free(state);
     cpu_memory_release(state->memory);
     free(state->scratch);
@@ -60,6 +62,8 @@ static size_t blocks_floats(const struct score_call *call, const struct score_la
         floats = larger(floats, rows + block);
     if (score_has_stage(layer, STAGE_DROP_ERROR))
         floats = larger(floats, 2 * block + window * (2 * SCORE_LANES + heads / kv_heads * (dim + 1) + 1));
+    if (score_has_stage(layer, STAGE_NETWORK))
+        floats = larger(floats, score_network_floats(&layer->network->shape, (uint32_t)dim));
     if (score_has_stage(layer, STAGE_LAPROX) || score_has_stage(layer, STAGE_LAPROX_HEAD)) {
         size_t outputs = (window + SCORE_LANES - 1) / SCORE_LANES * SCORE_LANES * columns;
         floats = larger(floats, larger(rows + outputs, (kv_heads + 1) * block + heads * window * SCORE_LANES));

@@ -27,9 +27,10 @@ struct score_state {
     struct score_scratch *scratch; /* [threads] */
     void *memory;                  /* of all scratch */
     size_t memory_bytes;
-    uint32_t heads, dim, layers;   /* that the matrices are of */
-    struct score_matrix *matrices; /* [layers] */
-    struct rope_turns *turns;      /* score_rotate.c */
+    uint32_t heads, dim, layers;       /* that the matrices are of */
+    struct score_matrix *matrices;     /* [layers] */
+    struct rope_turns *turns;          /* score_rotate.c */
+    struct number_turns *number_turns; /* score_numbers.c */
 };
 
 /* One call of score. */

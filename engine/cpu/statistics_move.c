@@ -60,8 +60,11 @@ static void move_head(const struct moves *all, const struct statistics_move *mov
     move_array(move, from->above, to->above, STATISTIC_ABOVE_BITS / 8, 1);
     move_array(move, from->entropy, to->entropy, sizeof *to->entropy, 1);
     move_array(move, from->output_norm, to->output_norm, sizeof *to->output_norm, 1);
+    move_array(move, from->content_rows, to->content_rows, sizeof *to->content_rows, to->content + 2);
     if (from->outputs != NULL && to->outputs != NULL && from->outputs != to->outputs)
         memcpy(to->outputs, from->outputs, outputs * sizeof *to->outputs);
+    if (from->standard != NULL && to->standard != NULL && from->standard != to->standard)
+        memcpy(to->standard, from->standard, STATISTIC_STANDARD_NUMBERS * sizeof *to->standard);
 }
 
 static void move_chunk(void *context, uint32_t chunk, uint32_t thread) {

@@ -19,6 +19,8 @@ static const struct parity_case *const families[] = {
     parity_sample_cases,
     parity_score_cases,
     parity_score_timed,
+    parity_network_cases,
+    parity_network_timed,
 };
 
 static const char *const tiers[] = {"scalar", "avx2", "avx512"};

@@ -39,6 +39,8 @@ extern const struct parity_case parity_pages_cases[];
 extern const struct parity_case parity_sample_cases[];
 extern const struct parity_case parity_score_cases[];
 extern const struct parity_case parity_score_timed[];
+extern const struct parity_case parity_network_cases[];
+extern const struct parity_case parity_network_timed[];
 
 struct parity {
     struct backend *backend;

@@ -24,7 +24,9 @@ enum {
     HISTORY = 40,
     TOKENS_MAX = 400,
     ALL = STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS |
-          STATISTIC_ABOVE | STATISTIC_ENTROPY | STATISTIC_NOISY | STATISTIC_OUTPUT_NORM,
+          STATISTIC_ABOVE | STATISTIC_ENTROPY | STATISTIC_NOISY | STATISTIC_OUTPUT_NORM | STATISTIC_CONTENT |
+          STATISTIC_STANDARD,
+    CONTENT = 4,
 };
 
 struct scene {
@@ -35,7 +37,7 @@ struct scene {
     uint64_t seed, draws;
 };
 
-static const struct statistics_shape shape = {LAYERS, KV_HEADS, GROUP, DIM, WINDOW, HISTORY, 7};
+static const struct statistics_shape shape = {LAYERS, KV_HEADS, GROUP, DIM, WINDOW, HISTORY, 7, CONTENT};
 
 static uint32_t draw(struct scene *scene, uint32_t below) {
     uint32_t words[4];
@@ -82,6 +84,7 @@ static void visit(const struct kv_statistics *head, visit_array each, void *cont
     each(context, 6, head->above, STATISTIC_ABOVE_BITS / 8, 1);
     each(context, 7, head->entropy, sizeof *head->entropy, 1);
     each(context, 8, head->output_norm, sizeof *head->output_norm, 1);
+    each(context, 9, head->content_rows, sizeof *head->content_rows, CONTENT + 2);
 }
 
 struct column {
@@ -136,6 +139,9 @@ static void check(const struct statistics *statistics, const struct kv_sequence 
         }
         for (uint32_t i = 0; at->outputs != NULL && i < WINDOW * GROUP * DIM; i++)
             assert_true(at->outputs[i] == (float)(head * 1000 + i));
+        for (uint32_t i = 0; at->standard != NULL && i < STATISTIC_STANDARD_NUMBERS; i++)
+            assert_true(at->standard[i] == (float)(head * 10 + i + 1));
+        assert_int_equal(at->content, CONTENT);
         bytes += statistics_head_bytes(&shape, at->needs, at->capacity);
     }
     assert_int_equal(statistics->bytes, bytes);
@@ -161,6 +167,8 @@ static void append(struct scene *scene, uint32_t count, uint32_t hint) {
         }
         for (uint32_t i = 0; at->outputs != NULL && i < WINDOW * GROUP * DIM; i++)
             at->outputs[i] = (float)(head * 1000 + i);
+        for (uint32_t i = 0; at->standard != NULL && i < STATISTIC_STANDARD_NUMBERS; i++)
+            at->standard[i] = (float)(head * 10 + i + 1);
     }
 }
 
@@ -255,6 +263,17 @@ static void columns_follow_their_slots(void **state) {
     run(8, STATISTIC_WINDOW | STATISTIC_OUTPUTS);
     run(9, STATISTIC_MOMENTS);
     run(10, STATISTIC_ABOVE | STATISTIC_MOMENTS);
+    run(11, STATISTIC_CONTENT | STATISTIC_STANDARD);
+}
+
+/* Content rows are numbers of 2 bytes, content and 2 of them; `standard` is 8 floats in a cache line. */
+static void the_networks_numbers_are_counted(void **state) {
+    (void)state;
+    const struct statistics_shape other = {LAYERS, KV_HEADS, GROUP, DIM, WINDOW, HISTORY, 7, 9};
+    assert_int_equal(statistics_head_bytes(&shape, STATISTIC_CONTENT, 320), (CONTENT + 2) * 2 * 320);
+    assert_int_equal(statistics_head_bytes(&other, STATISTIC_CONTENT, 320), 11 * 2 * 320);
+    assert_int_equal(statistics_head_bytes(&other, STATISTIC_STANDARD, 320), 64);
+    assert_int_equal(statistics_head_bytes(&other, STATISTIC_SUM, 320), 8 * 320);
 }
 
 static void a_hint_is_room_at_once(void **state) {
@@ -328,6 +347,7 @@ static void moments_survive_copies(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(columns_follow_their_slots),
+        cmocka_unit_test(the_networks_numbers_are_counted),
         cmocka_unit_test(a_hint_is_room_at_once),
         cmocka_unit_test(a_large_prune_gives_memory_back),
         cmocka_unit_test(moments_survive_copies),
