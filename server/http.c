@@ -31,8 +31,12 @@ static bool http_id_is_sane(const char *id) {
     return strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:") == length;
 }
 
-static const char *exchange_header(const struct exchange *exchange, const char *name) {
+const char *exchange_header(const struct exchange *exchange, const char *name) {
     return MHD_lookup_connection_value(connection_handle(exchange->connection), MHD_HEADER_KIND, name);
+}
+
+const char *exchange_query(const struct exchange *exchange, const char *name) {
+    return MHD_lookup_connection_value(connection_handle(exchange->connection), MHD_GET_ARGUMENT_KIND, name);
 }
 
 /* The path of a request target, which may also be absolute (RFC 9112, section 3.2.2): http://host/path. */
@@ -46,7 +50,8 @@ static const char *http_target_path(const char *target) {
 }
 
 void *http_begin(void *context, struct connection *connection, const char *uri) {
-    struct server *server = context;
+    const struct site *site = context;
+    struct server *server = site->server;
     struct exchange *exchange = calloc(1, sizeof *exchange);
     if (exchange == NULL)
         return NULL;
@@ -57,6 +62,7 @@ void *http_begin(void *context, struct connection *connection, const char *uri) 
         return NULL;
     }
     exchange->server = server;
+    exchange->site = site;
     exchange->connection = connection;
     exchange->references = 1;
     exchange->began_ns = uv_hrtime();
@@ -150,8 +156,16 @@ static int exchange_refuse_size(struct exchange *exchange) {
         exchange->server->config->max_body);
 }
 
+/* -1: the refusal is to be sent before the body is read. */
+static int exchange_drains(const struct exchange *exchange) {
+    return exchange_header(exchange, "Expect") != NULL || exchange_announced(exchange) > HTTP_BODY_DRAIN_MAX ? -1 : 0;
+}
+
+static const struct route *routes_find(const struct route *routes, const char *path, const char *method);
+
 /* Looks at the headers. -1: the refusal is to be sent before the body is read. */
 static int exchange_check_headers(struct exchange *exchange) {
+    const struct site *site = exchange->site;
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection_handle(exchange->connection), MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
     if (info != NULL && info->header_size > HTTP_HEADERS_MAX)
@@ -164,11 +178,18 @@ static int exchange_check_headers(struct exchange *exchange) {
     /* Two lengths in one request: proxies and servers may disagree where it ends (RFC 9112, section 6.1). */
     if (encoding != NULL && exchange_header(exchange, "Content-Length") != NULL)
         return fault_invalid(&exchange->refusal, NULL, "both Transfer-Encoding and Content-Length are given");
+    if (site->admit != NULL && strcmp(exchange->method, "OPTIONS") != 0 &&
+        site->admit(exchange, &exchange->refusal) != 0)
+        return exchange_drains(exchange);
     uint64_t announced = exchange_announced(exchange);
+    exchange->route = routes_find(site->routes, exchange->path, exchange->method);
+    exchange->reader = exchange->route == NULL ? NULL : exchange->route->reader;
+    if (exchange->reader != NULL)
+        return exchange->reader->begin(exchange, announced, &exchange->refusal) == 0 ? 0 : exchange_drains(exchange);
     if (announced <= exchange->server->config->max_body)
         return 0;
     exchange_refuse_size(exchange);
-    return exchange_header(exchange, "Expect") != NULL || announced > HTTP_BODY_DRAIN_MAX ? -1 : 0;
+    return exchange_drains(exchange);
 }
 
 static void exchange_begin_headers(struct exchange *exchange, const char *url, const char *method) {
@@ -188,6 +209,11 @@ static void exchange_begin_headers(struct exchange *exchange, const char *url, c
 
 static void exchange_receive(struct exchange *exchange, const char *data, size_t bytes) {
     exchange->body_bytes += bytes;
+    if (exchange->reader != NULL) {
+        if (exchange->refusal.status == 0 && !exchange->abandoned)
+            exchange->reader->piece(exchange, data, bytes, &exchange->refusal);
+        return;
+    }
     if (exchange->refusal.status == 0 && exchange->body_bytes > exchange->server->config->max_body)
         exchange_refuse_size(exchange);
     if (exchange->refusal.status == 0) {
@@ -201,15 +227,35 @@ static void exchange_receive(struct exchange *exchange, const char *data, size_t
 
 /* --- Routing --- */
 
-static bool route_matches(const struct route *route, const char *path) {
-    size_t length = strlen(route->path);
-    if (length > 0 && route->path[length - 1] == '*')
-        return strncmp(route->path, path, length - 1) == 0 && path[length - 1] != '\0';
-    return strcmp(route->path, path) == 0;
+/* part: where what stands for "{}" begins; NULL if nothing does. */
+static bool route_matches(const struct route *route, const char *path, const char **part) {
+    const char *pattern = route->path;
+    *part = NULL;
+    while (*pattern != '\0') {
+        if (pattern[0] == '*' && pattern[1] == '\0')
+            return *path != '\0';
+        if (pattern[0] == '{' && pattern[1] == '}') {
+            size_t length = strcspn(path, "/");
+            *part = path;
+            if (length == 0)
+                return false;
+            path += length;
+            pattern += 2;
+        } else if (*pattern++ != *path++) {
+            return false;
+        }
+    }
+    return *path == '\0';
 }
 
 const char *exchange_path_rest(const struct exchange *exchange) {
     return exchange->path + strlen(exchange->route->path) - 1;
+}
+
+void exchange_path_part(const struct exchange *exchange, char *out, size_t size) {
+    const char *part;
+    route_matches(exchange->route, exchange->path, &part);
+    snprintf(out, size, "%.*s", part == NULL ? 0 : (int)strcspn(part, "/"), part == NULL ? "" : part);
 }
 
 static bool route_serves(const struct route *route, const char *method) {
@@ -219,11 +265,12 @@ static bool route_serves(const struct route *route, const char *method) {
 }
 
 /* "GET, HEAD, OPTIONS" or the like: the methods of a path. Empty: no such path. */
-static void routes_allow(const char *path, char *out, size_t size) {
+static void routes_allow(const struct route *routes, const char *path, char *out, size_t size) {
+    const char *part;
     out[0] = '\0';
     size_t length = 0;
-    for (const struct route *route = server_routes; route->method != NULL; route++) {
-        if (!route_matches(route, path))
+    for (const struct route *route = routes; route->method != NULL; route++) {
+        if (!route_matches(route, path, &part))
             continue;
         const char *name = strcmp(route->method, "GET") == 0 ? "GET, HEAD" : route->method;
         length += (size_t)snprintf(out + length, size - length, "%s, ", name);
@@ -232,9 +279,10 @@ static void routes_allow(const char *path, char *out, size_t size) {
         snprintf(out + length, size - length, "OPTIONS");
 }
 
-static const struct route *routes_find(const char *path, const char *method) {
-    for (const struct route *route = server_routes; route->method != NULL; route++)
-        if (route_matches(route, path) && route_serves(route, method))
+static const struct route *routes_find(const struct route *routes, const char *path, const char *method) {
+    const char *part;
+    for (const struct route *route = routes; route->method != NULL; route++)
+        if (route_matches(route, path, &part) && route_serves(route, method))
             return route;
     return NULL;
 }
@@ -246,6 +294,8 @@ static void exchange_options(struct exchange *exchange, const char *allow) {
     struct MHD_Response *response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     if (response != NULL) {
         MHD_add_response_header(response, "Allow", allow);
+    }
+    if (response != NULL && exchange->site->any_origin) {
         MHD_add_response_header(response, "Access-Control-Allow-Methods", allow);
         MHD_add_response_header(
             response, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id, *");
@@ -290,8 +340,7 @@ static void exchange_dispatch(struct exchange *exchange) {
         exchange_fault(exchange, &fault);
         return;
     }
-    routes_allow(exchange->path, allow, sizeof allow);
-    exchange->route = routes_find(exchange->path, exchange->method);
+    routes_allow(exchange->site->routes, exchange->path, allow, sizeof allow);
     if (allow[0] == '\0') {
         fault_set(&fault, 404, NULL, NULL, "there is no %s %.200s", exchange->method, exchange->path);
         exchange_fault(exchange, &fault);
@@ -358,8 +407,10 @@ static void exchange_answer(struct exchange *exchange, unsigned status, struct M
         return;
     }
     MHD_add_response_header(response, "x-request-id", exchange->id);
-    MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
-    MHD_add_response_header(response, "Access-Control-Expose-Headers", "x-request-id, retry-after");
+    if (exchange->site->any_origin) {
+        MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
+        MHD_add_response_header(response, "Access-Control-Expose-Headers", "x-request-id, retry-after");
+    }
     if (exchange->server->draining)
         MHD_add_response_header(response, "Connection", "close");
     exchange->response = response;
@@ -521,6 +572,16 @@ int exchange_work(struct exchange *exchange, void (*work)(void *state), void (*d
     }
     exchange_retain(exchange);
     return 0;
+}
+
+void exchange_pause(struct exchange *exchange) {
+    connection_suspend(exchange->connection);
+}
+
+void exchange_resume(struct exchange *exchange) {
+    if (exchange->connection != NULL)
+        connection_extend(exchange->connection);
+    exchange_continue(exchange);
 }
 
 void exchange_abandon(struct exchange *exchange) {

@@ -12,7 +12,7 @@
  * abandon function is called; whoever still holds a reference carries on to its end, and its answer goes nowhere.
  *
  * Every response has x-request-id (the client's, when it is 1 to 63 characters of letters, digits and -_.:, else one of
- * ours) and CORS headers that allow any origin.
+ * ours), and on sites for any origin CORS headers that allow it.
  */
 #ifndef SERVER_HTTP_H
 #define SERVER_HTTP_H
@@ -30,8 +30,22 @@ enum {
                                        client gets to read it; above, the connection is closed at once */
 };
 
+struct exchange;
+
+/* What a listening socket serves. */
+struct site {
+    struct server *server;
+    const struct route *routes; /* ends with a NULL method */
+    /* Web pages of any origin may read what it answers (CORS). */
+    bool any_origin;
+    /* Looks at a request's headers before its body is read: 0, or -1 and a fault. NULL: everybody is let in. OPTIONS is
+     * not asked about. */
+    int (*admit)(struct exchange *exchange, struct fault *fault);
+};
+
 struct exchange {
     struct server *server;
+    const struct site *site;
     struct connection *connection; /* NULL when the library is done with it */
     const struct route *route;
     char *path;
@@ -46,6 +60,7 @@ struct exchange {
     /* private to http.c */
     unsigned references;
     bool headers_seen, handled;
+    const struct body_reader *reader;
     bool streams;
     bool delivered;       /* the library has all of the answer */
     struct fault refusal; /* found in headers or body, sent when the request was read */
@@ -62,17 +77,33 @@ struct exchange {
     struct exchange *next, *previous; /* in server->exchanges */
 };
 
-/* A route. path may end in "/" + "*": the rest is exchange_path_rest, not empty. */
+/* Takes a body piece by piece as it comes, instead of having it collected in exchange.body. Both functions may refuse
+ * by -1 and a fault; what follows of the body is then dropped. */
+struct body_reader {
+    int (*begin)(struct exchange *exchange, uint64_t announced, struct fault *fault); /* announced: 0 if unknown */
+    /* May suspend the connection by exchange_pause; no further piece comes before exchange_resume. */
+    int (*piece)(struct exchange *exchange, const char *data, size_t bytes, struct fault *fault);
+};
+
+/* A route. path may end in "/" + "*": the rest is exchange_path_rest, not empty. A part "{}" between slashes stands for
+ * any one that is not empty: exchange_path_part. */
 struct route {
-    const char *method; /* GET (also serves HEAD) or POST */
+    const char *method; /* GET (also serves HEAD), POST or DELETE */
     const char *path;
     void (*handle)(struct exchange *exchange);
-    bool work; /* asks for tokens: 503 while loading or draining */
+    bool work;                        /* asks for tokens: 503 while loading or draining */
+    const struct body_reader *reader; /* NULL: the body is collected, up to max-body */
 };
 const char *exchange_path_rest(const struct exchange *exchange);
+/* What stands for "{}": copied into out, cut to its size. */
+void exchange_path_part(const struct exchange *exchange, char *out, size_t size);
 
-/* For the loop (see struct loop_callbacks); context is the server. */
-void *http_begin(void *server, struct connection *connection, const char *uri);
+/* Of the request, while it has its connection (in handlers and readers): NULL when there is none. */
+const char *exchange_header(const struct exchange *exchange, const char *name);
+const char *exchange_query(const struct exchange *exchange, const char *name); /* of the URI, decoded */
+
+/* For the loop (see struct loop_callbacks); begin's context is the site. */
+void *http_begin(void *site, struct connection *connection, const char *uri);
 enum MHD_Result http_access(
     void *exchange, const char *url, const char *method, const char *version, const char *data, size_t *bytes);
 void http_completed(void *exchange, unsigned status, enum MHD_RequestTerminationCode reason);
@@ -97,6 +128,10 @@ void exchange_end(struct exchange *exchange);
  * the exchange was abandoned meanwhile. Work for a body of more than HTTP_BODY_INLINE_MAX bytes runs on another thread;
  * else both have run when this returns. -1: neither will run. */
 int exchange_work(struct exchange *exchange, void (*work)(void *state), void (*done)(void *state), void *state);
+
+/* For body_reader.piece: no more of the body until exchange_resume, which also begins the request's deadline anew. */
+void exchange_pause(struct exchange *exchange);
+void exchange_resume(struct exchange *exchange);
 
 void exchange_retain(struct exchange *exchange);
 void exchange_release(struct exchange *exchange);

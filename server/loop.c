@@ -19,7 +19,7 @@ enum {
 };
 
 struct connection {
-    struct loop *loop;
+    struct listener *listener;
     struct MHD_Connection *handle;
     struct connection *next, *previous;
     uv_poll_t poll;
@@ -31,8 +31,9 @@ struct connection {
     void *exchange;       /* the request in progress */
 };
 
-struct loop {
-    uv_loop_t uv;
+/* A listening socket with the library's daemon that serves it. */
+struct listener {
+    struct loop *loop;
     struct MHD_Daemon *daemon;
     const struct loop_callbacks *callbacks;
     void *context;
@@ -40,14 +41,23 @@ struct loop {
     uint32_t keep_alive_ms;
     uint32_t receive_ms;
     bool run_due; /* MHD_run before the loop blocks */
-    bool stopped;
-    bool signal_seen;
-    void (*fire)(void *context);
     struct connection *connections;
     uv_poll_t epoll;
     uv_prepare_t prepare;
     uv_timer_t library_timer;
     uv_timer_t tick;
+    struct listener *next;
+};
+
+struct loop {
+    uv_loop_t uv;
+    const struct loop_callbacks *callbacks; /* those of the first listener */
+    void *context;
+    struct listener *listeners; /* the last one added first */
+    uint32_t port;              /* of the first */
+    bool stopped;
+    bool signal_seen;
+    void (*fire)(void *context);
     uv_timer_t after;
     uv_async_t async;
     uv_signal_t signals[2];
@@ -71,11 +81,11 @@ static void connection_hung_up(uv_poll_t *poll, int status, int events) {
     (void)events;
     connection_unwatch(connection);
     if (connection->exchange != NULL) {
-        connection->loop->callbacks->gone(connection->exchange);
+        connection->listener->callbacks->gone(connection->exchange);
         return;
     }
     connection->hung_up = true; /* what it sent before is still to be read and may be a request */
-    connection->deadline_ms = uv_now(&connection->loop->uv) + TICK_MS;
+    connection->deadline_ms = uv_now(&connection->listener->loop->uv) + TICK_MS;
 }
 
 static void connection_watch(struct connection *connection) {
@@ -83,39 +93,40 @@ static void connection_watch(struct connection *connection) {
         connection->watching = true;
 }
 
-static void connection_opened(struct loop *loop, struct MHD_Connection *handle, void **socket_context) {
+static void connection_opened(struct listener *listener, struct MHD_Connection *handle, void **socket_context) {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(handle, MHD_CONNECTION_INFO_CONNECTION_FD);
     struct connection *connection = calloc(1, sizeof *connection);
-    if (info == NULL || connection == NULL || uv_poll_init(&loop->uv, &connection->poll, info->connect_fd) != 0) {
+    if (info == NULL || connection == NULL ||
+        uv_poll_init(&listener->loop->uv, &connection->poll, info->connect_fd) != 0) {
         free(connection); /* without a context its requests are refused in connection_begin */
         return;
     }
-    connection->loop = loop;
+    connection->listener = listener;
     connection->handle = handle;
     connection->socket = info->connect_fd;
     connection->poll.data = connection;
-    connection->deadline_ms = uv_now(&loop->uv) + loop->receive_ms;
-    connection->next = loop->connections;
+    connection->deadline_ms = uv_now(&listener->loop->uv) + listener->receive_ms;
+    connection->next = listener->connections;
     if (connection->next != NULL)
         connection->next->previous = connection;
     else
-        uv_timer_again(&loop->tick);
-    loop->connections = connection;
+        uv_timer_again(&listener->tick);
+    listener->connections = connection;
     connection_watch(connection);
     *socket_context = connection;
 }
 
 static void connection_closed(struct connection *connection) {
-    struct loop *loop = connection->loop;
+    struct listener *listener = connection->listener;
     if (connection->previous != NULL)
         connection->previous->next = connection->next;
     else
-        loop->connections = connection->next;
+        listener->connections = connection->next;
     if (connection->next != NULL)
         connection->next->previous = connection->previous;
-    if (loop->connections == NULL)
-        uv_timer_stop(&loop->tick);
-    loop->run_due = true; /* at the connection limit the library accepts again only in its next run */
+    if (listener->connections == NULL)
+        uv_timer_stop(&listener->tick);
+    listener->run_due = true; /* at the connection limit the library accepts again only in its next run */
     connection_unwatch(connection);
     uv_close((uv_handle_t *)&connection->poll, connection_close_done);
 }
@@ -145,16 +156,20 @@ bool connection_is_suspended(const struct connection *connection) {
 void connection_resume(struct connection *connection) {
     connection->suspended = false;
     MHD_resume_connection(connection->handle);
-    connection->loop->run_due = true;
+    connection->listener->run_due = true;
 }
 
 void connection_received(struct connection *connection) {
     connection->deadline_ms = 0;
 }
 
+void connection_extend(struct connection *connection) {
+    connection->deadline_ms = uv_now(&connection->listener->loop->uv) + connection->listener->receive_ms;
+}
+
 void connection_cut(struct connection *connection) {
     shutdown(connection->socket, SHUT_RDWR);
-    connection->loop->run_due = true;
+    connection->listener->run_due = true;
 }
 
 /* --- What libmicrohttpd calls --- */
@@ -165,38 +180,38 @@ static struct connection *connection_of(struct MHD_Connection *handle) {
 }
 
 static void *loop_begin(void *context, const char *uri, struct MHD_Connection *handle) {
-    struct loop *loop = context;
+    struct listener *listener = context;
     struct connection *connection = connection_of(handle);
     if (connection == NULL)
         return NULL;
-    uv_update_time(&loop->uv);
+    uv_update_time(&listener->loop->uv);
     connection->hung_up = false;
     connection_watch(connection); /* again, if its client was seen to leave: then the request is told of it */
-    connection->deadline_ms = uv_now(&loop->uv) + loop->receive_ms;
-    connection->exchange = loop->callbacks->begin(loop->context, connection, uri == NULL ? "" : uri);
+    connection->deadline_ms = uv_now(&listener->loop->uv) + listener->receive_ms;
+    connection->exchange = listener->callbacks->begin(listener->context, connection, uri == NULL ? "" : uri);
     return connection->exchange;
 }
 
 static enum MHD_Result loop_access(void *context, struct MHD_Connection *handle, const char *url, const char *method,
     const char *version, const char *data, size_t *bytes, void **exchange) {
-    struct loop *loop = context;
+    struct listener *listener = context;
     (void)handle;
     if (*exchange == NULL)
         return MHD_NO;
-    return loop->callbacks->access(*exchange, url, method, version, data, bytes);
+    return listener->callbacks->access(*exchange, url, method, version, data, bytes);
 }
 
 static void loop_completed(
     void *context, struct MHD_Connection *handle, void **exchange, enum MHD_RequestTerminationCode reason) {
-    struct loop *loop = context;
+    struct listener *listener = context;
     struct connection *connection = connection_of(handle);
     if (*exchange == NULL || connection == NULL)
         return;
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(handle, MHD_CONNECTION_INFO_HTTP_STATUS);
     connection_watch(connection); /* again: between requests it ends the connection */
     connection->exchange = NULL;
-    connection->deadline_ms = uv_now(&loop->uv) + loop->keep_alive_ms + loop->receive_ms;
-    loop->callbacks->completed(*exchange, info == NULL ? 0 : info->http_status, reason);
+    connection->deadline_ms = uv_now(&listener->loop->uv) + listener->keep_alive_ms + listener->receive_ms;
+    listener->callbacks->completed(*exchange, info == NULL ? 0 : info->http_status, reason);
     *exchange = NULL;
 }
 
@@ -213,35 +228,35 @@ static void loop_library_log(void *context, const char *format, va_list argument
 static void loop_epoll_ready(uv_poll_t *poll, int status, int events) {
     (void)status;
     (void)events;
-    ((struct loop *)poll->data)->run_due = true;
+    ((struct listener *)poll->data)->run_due = true;
 }
 
 static void loop_timer_fired(uv_timer_t *timer) {
-    ((struct loop *)timer->data)->run_due = true;
+    ((struct listener *)timer->data)->run_due = true;
 }
 
 /* The last thing before libuv blocks: let the library work, then tell libuv when it wants to work again. */
 static void loop_before_poll(uv_prepare_t *prepare) {
-    struct loop *loop = prepare->data;
-    if (!loop->run_due)
+    struct listener *listener = prepare->data;
+    if (!listener->run_due)
         return;
-    for (int i = 0; i < RUNS_MAX && loop->run_due; i++) {
-        loop->run_due = false;
-        MHD_run(loop->daemon);
+    for (int i = 0; i < RUNS_MAX && listener->run_due; i++) {
+        listener->run_due = false;
+        MHD_run(listener->daemon);
     }
     unsigned long long wait_ms = 0;
-    bool timed = loop->run_due || MHD_get_timeout(loop->daemon, &wait_ms) == MHD_YES;
-    uv_update_time(&loop->uv);
+    bool timed = listener->run_due || MHD_get_timeout(listener->daemon, &wait_ms) == MHD_YES;
+    uv_update_time(&listener->loop->uv);
     if (timed)
-        uv_timer_start(&loop->library_timer, loop_timer_fired, wait_ms, 0);
+        uv_timer_start(&listener->library_timer, loop_timer_fired, wait_ms, 0);
     else
-        uv_timer_stop(&loop->library_timer);
+        uv_timer_stop(&listener->library_timer);
 }
 
 static void loop_tick(uv_timer_t *timer) {
-    struct loop *loop = timer->data;
-    uint64_t now = uv_now(&loop->uv);
-    for (struct connection *connection = loop->connections; connection != NULL; connection = connection->next) {
+    struct listener *listener = timer->data;
+    uint64_t now = uv_now(&listener->loop->uv);
+    for (struct connection *connection = listener->connections; connection != NULL; connection = connection->next) {
         if (connection->deadline_ms == 0 || now < connection->deadline_ms)
             continue;
         connection->deadline_ms = 0;
@@ -270,49 +285,76 @@ static void loop_after_fired(uv_timer_t *timer) {
 
 /* --- Life --- */
 
-static int loop_start_daemon(struct loop *loop, const struct loop_options *options, struct error *error) {
-    loop->port = options->port;
-    int fd = listen_open(options->host, &loop->port, error);
+static int listener_start_daemon(struct listener *listener, const struct loop_options *options, struct error *error) {
+    listener->port = options->port;
+    int fd = listen_open(options->host, &listener->port, error);
     if (fd < 0)
         return ERROR_IO;
-    loop->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
-        loop_access, loop, MHD_OPTION_EXTERNAL_LOGGER, loop_library_log, loop, MHD_OPTION_LISTEN_SOCKET, fd,
+    listener->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
+        loop_access, listener, MHD_OPTION_EXTERNAL_LOGGER, loop_library_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)listen_raise_limit(options->max_connections),
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->keep_alive, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)CONNECTION_MEMORY, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
-        MHD_OPTION_URI_LOG_CALLBACK, loop_begin, loop, MHD_OPTION_NOTIFY_COMPLETED, loop_completed, loop,
-        MHD_OPTION_NOTIFY_CONNECTION, connection_notified, loop, MHD_OPTION_END);
-    if (loop->daemon == NULL) {
+        MHD_OPTION_URI_LOG_CALLBACK, loop_begin, listener, MHD_OPTION_NOTIFY_COMPLETED, loop_completed, listener,
+        MHD_OPTION_NOTIFY_CONNECTION, connection_notified, listener, MHD_OPTION_END);
+    if (listener->daemon == NULL) {
         close(fd);
-        return error_set(error, ERROR_IO, "cannot start the HTTP library on %s port %u", options->host, loop->port);
+        return error_set(error, ERROR_IO, "cannot start the HTTP library on %s port %u", options->host, listener->port);
     }
     return 0;
 }
 
 /* Initialises every handle; they cannot fail but for descriptors. */
-static int loop_start_handles(struct loop *loop) {
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(loop->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-    int failed = info == NULL ? UV_EINVAL : uv_poll_init(&loop->uv, &loop->epoll, info->epoll_fd);
+static int listener_start_handles(struct listener *listener) {
+    uv_loop_t *uv = &listener->loop->uv;
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(listener->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+    int failed = info == NULL ? UV_EINVAL : uv_poll_init(uv, &listener->epoll, info->epoll_fd);
     if (failed != 0)
         return failed;
-    uv_prepare_init(&loop->uv, &loop->prepare);
-    uv_timer_init(&loop->uv, &loop->library_timer);
-    uv_timer_init(&loop->uv, &loop->tick);
+    uv_prepare_init(uv, &listener->prepare);
+    uv_timer_init(uv, &listener->library_timer);
+    uv_timer_init(uv, &listener->tick);
+    listener->epoll.data = listener->prepare.data = listener->library_timer.data = listener->tick.data = listener;
+    failed = uv_poll_start(&listener->epoll, UV_READABLE, loop_epoll_ready);
+    if (failed == 0)
+        failed = uv_prepare_start(&listener->prepare, loop_before_poll);
+    uv_timer_start(&listener->tick, loop_tick, TICK_MS, TICK_MS);
+    uv_timer_stop(&listener->tick); /* armed by the first connection */
+    return failed;
+}
+
+int loop_listen(struct loop *loop, const struct loop_options *options, uint32_t *port, struct error *error) {
+    struct listener *listener = calloc(1, sizeof *listener);
+    if (listener == NULL)
+        return error_set(error, ERROR_MEMORY, "out of memory");
+    listener->loop = loop;
+    listener->callbacks = options->callbacks;
+    listener->context = options->context;
+    listener->keep_alive_ms = options->keep_alive * 1000;
+    listener->receive_ms = options->receive_timeout * 1000;
+    listener->run_due = true;
+    listener->next = loop->listeners;
+    loop->listeners = listener; /* loop_free cleans up what failed half way */
+    int code = listener_start_daemon(listener, options, error);
+    if (code != 0)
+        return code;
+    int failed = listener_start_handles(listener);
+    if (failed != 0)
+        return error_set(error, ERROR_IO, "cannot set up the event loop: %s", uv_strerror(failed));
+    *port = listener->port;
+    return 0;
+}
+
+static int loop_start_handles(struct loop *loop) {
+    int failed = uv_async_init(&loop->uv, &loop->async, loop_async_woken);
+    if (failed != 0)
+        return failed;
     uv_timer_init(&loop->uv, &loop->after);
     uv_signal_init(&loop->uv, &loop->signals[0]);
     uv_signal_init(&loop->uv, &loop->signals[1]);
-    loop->epoll.data = loop->prepare.data = loop->library_timer.data = loop->tick.data = loop->after.data = loop;
-    loop->signals[0].data = loop->signals[1].data = loop->async.data = loop;
-    failed = uv_poll_start(&loop->epoll, UV_READABLE, loop_epoll_ready);
-    if (failed == 0)
-        failed = uv_prepare_start(&loop->prepare, loop_before_poll);
-    if (failed == 0)
-        failed = uv_signal_start(&loop->signals[0], loop_signalled, SIGTERM);
-    if (failed == 0)
-        failed = uv_signal_start(&loop->signals[1], loop_signalled, SIGINT);
-    uv_timer_start(&loop->tick, loop_tick, TICK_MS, TICK_MS);
-    uv_timer_stop(&loop->tick); /* armed by the first connection */
-    return failed;
+    loop->after.data = loop->signals[0].data = loop->signals[1].data = loop->async.data = loop;
+    failed = uv_signal_start(&loop->signals[0], loop_signalled, SIGTERM);
+    return failed == 0 ? uv_signal_start(&loop->signals[1], loop_signalled, SIGINT) : failed;
 }
 
 struct loop *loop_create(const struct loop_options *options, struct error *error) {
@@ -323,24 +365,17 @@ struct loop *loop_create(const struct loop_options *options, struct error *error
     }
     loop->callbacks = options->callbacks;
     loop->context = options->context;
-    loop->keep_alive_ms = options->keep_alive * 1000;
-    loop->receive_ms = options->receive_timeout * 1000;
-    loop->run_due = true;
     signal(SIGPIPE, SIG_IGN);
     if (uv_loop_init(&loop->uv) != 0) {
         free(loop);
         error_set(error, ERROR_IO, "cannot create an event loop");
         return NULL;
     }
-    int failed = uv_async_init(&loop->uv, &loop->async, loop_async_woken);
-    if (failed == 0 && loop_start_daemon(loop, options, error) != 0)
-        goto fail;
-    if (failed == 0)
-        failed = loop_start_handles(loop);
-    if (failed == 0)
+    int failed = loop_start_handles(loop);
+    if (failed != 0)
+        error_set(error, ERROR_IO, "cannot set up the event loop: %s", uv_strerror(failed));
+    else if (loop_listen(loop, options, &loop->port, error) == 0)
         return loop;
-    error_set(error, ERROR_IO, "cannot set up the event loop: %s", uv_strerror(failed));
-fail:
     loop_free(loop);
     return NULL;
 }
@@ -351,19 +386,25 @@ static void loop_close_handle(uv_handle_t *handle, void *unused) {
         uv_close(handle, NULL);
 }
 
+/* Closes its connections; its handles are closed with all others. */
+static void listener_stop(struct listener *listener) {
+    for (struct connection *connection = listener->connections; connection != NULL; connection = connection->next)
+        if (connection->suspended)
+            connection_resume(connection);
+    if (listener->daemon == NULL)
+        return;
+    if (listener->epoll.loop != NULL)
+        uv_poll_stop(&listener->epoll);
+    if (listener->prepare.loop != NULL)
+        uv_prepare_stop(&listener->prepare);
+    MHD_stop_daemon(listener->daemon);
+}
+
 void loop_free(struct loop *loop) {
     if (loop == NULL)
         return;
-    for (struct connection *connection = loop->connections; connection != NULL; connection = connection->next)
-        if (connection->suspended)
-            connection_resume(connection);
-    if (loop->daemon != NULL) {
-        if (loop->epoll.loop != NULL)
-            uv_poll_stop(&loop->epoll);
-        if (loop->prepare.loop != NULL)
-            uv_prepare_stop(&loop->prepare);
-        MHD_stop_daemon(loop->daemon);
-    }
+    for (struct listener *listener = loop->listeners; listener != NULL; listener = listener->next)
+        listener_stop(listener);
     uv_walk(&loop->uv, loop_close_handle, NULL);
     if (loop->signal_seen) { /* libuv gave the signals back to the system, whose default would be to kill us */
         signal(SIGTERM, SIG_IGN);
@@ -373,6 +414,10 @@ void loop_free(struct loop *loop) {
     while (uv_run(&loop->uv, UV_RUN_DEFAULT) != 0)
         continue;
     uv_loop_close(&loop->uv);
+    for (struct listener *listener = loop->listeners, *next; listener != NULL; listener = next) {
+        next = listener->next;
+        free(listener);
+    }
     free(loop);
 }
 

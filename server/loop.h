@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The event loop: one thread on which libuv polls libmicrohttpd's epoll descriptor, the scheduler's wake-ups, signals
- * and timers. It owns the TCP connections' deadlines and knows nothing of routes.
+ * The event loop: one thread on which libuv polls libmicrohttpd's epoll descriptors (one for each listening socket),
+ * wake-ups of other threads, signals and timers. It owns the TCP connections' deadlines and knows nothing of routes.
  *
  * How the two libraries are joined (facts of libmicrohttpd 0.9.75, external polling with MHD_USE_EPOLL):
  * - MHD_run does whatever is due without blocking. It is called once an iteration, just before libuv blocks, when the
@@ -66,7 +66,10 @@ struct loop_options {
  * may, or lowers max_connections to it. Handles SIGINT, SIGTERM and ignores SIGPIPE. */
 struct loop *loop_create(const struct loop_options *options, struct error *error);
 void loop_free(struct loop *loop); /* closes all connections, calls completed for their requests; NULL allowed */
-uint32_t loop_port(const struct loop *loop);
+uint32_t loop_port(const struct loop *loop); /* of the socket of loop_create */
+/* Listens on a further socket, with its own callbacks (woken and signalled are those of loop_create). Before loop_run.
+ * *port: the real one. */
+int loop_listen(struct loop *loop, const struct loop_options *options, uint32_t *port, struct error *error);
 void loop_run(struct loop *loop);  /* until loop_stop */
 void loop_stop(struct loop *loop); /* may come before loop_run */
 void loop_wake(struct loop *loop); /* any thread */
@@ -82,6 +85,8 @@ bool connection_is_suspended(const struct connection *connection);
 void connection_resume(struct connection *connection);
 /* The request was received: its deadline is off. */
 void connection_received(struct connection *connection);
+/* A part of a long request was received and put away: its deadline begins anew. */
+void connection_extend(struct connection *connection);
 /* Shuts the socket down both ways: the library sees the end and closes it. */
 void connection_cut(struct connection *connection);
 

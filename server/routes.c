@@ -9,15 +9,15 @@
 #include "server/tokenize.h"
 
 const struct route server_routes[] = {
-    {"POST", "/v1/completions", completions_handle, true},
-    {"POST", "/v1/chat/completions", chat_handle, true},
-    {"GET", "/v1/models", models_list, false},
-    {"GET", "/v1/models/*", models_retrieve, false},
-    {"POST", "/tokenize", tokenize_handle, true},
-    {"POST", "/detokenize", detokenize_handle, true},
-    {"GET", "/health", models_health, false},
-    {"GET", "/ready", models_ready, false},
-    {"GET", "/version", models_version, false},
-    {"GET", "/metrics", models_metrics, false},
-    {NULL, NULL, NULL, false},
+    {"POST", "/v1/completions", completions_handle, true, NULL},
+    {"POST", "/v1/chat/completions", chat_handle, true, NULL},
+    {"GET", "/v1/models", models_list, false, NULL},
+    {"GET", "/v1/models/*", models_retrieve, false, NULL},
+    {"POST", "/tokenize", tokenize_handle, true, NULL},
+    {"POST", "/detokenize", detokenize_handle, true, NULL},
+    {"GET", "/health", models_health, false, NULL},
+    {"GET", "/ready", models_ready, false, NULL},
+    {"GET", "/version", models_version, false, NULL},
+    {"GET", "/metrics", models_metrics, false, NULL},
+    {NULL, NULL, NULL, false, NULL},
 };

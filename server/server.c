@@ -50,7 +50,7 @@ void server_check_drained(struct server *server) {
 }
 
 static void server_signalled(void *context, int number) {
-    struct server *server = context;
+    struct server *server = ((struct site *)context)->server;
     /* One request to end may come as several signals: timeout(1) signals the program and its group, a terminal the
      * wrapper script too, which passes it on. */
     if (server->draining && uv_hrtime() - server->drain_began_ns < SIGNAL_BURST_NS)
@@ -83,7 +83,7 @@ static void server_wake(void *context) {
 }
 
 static void server_woken(void *context) {
-    struct server *server = context;
+    struct server *server = ((struct site *)context)->server;
     if (server->loaded)
         scheduler_poll(server->model.scheduler, generation_output, server);
 }
@@ -140,7 +140,8 @@ struct server *server_create(const struct config *config, struct error *error) {
         .keep_alive = config->keep_alive,
         .receive_timeout = config->receive_timeout,
         .callbacks = &server_callbacks,
-        .context = server};
+        .context = &server->site};
+    server->site = (struct site){.server = server, .routes = server_routes, .any_origin = true};
     server->loop = loop_create(&options, error);
     if (server->loop == NULL)
         goto fail;

@@ -37,6 +37,7 @@ struct metrics;
 struct server {
     const struct config *config;
     struct loop *loop;
+    struct site site; /* the public one */
     struct server_model model;
     bool loaded;
     uint64_t drain_began_ns;
