@@ -4,8 +4,11 @@
  */
 #include "commands/commands.h"
 #include "commands/engine_config.h"
+#include "commands/serve_evaluate.h"
+#include "engine/background.h"
 #include "engine/chat.h"
 #include "engine/log.h"
+#include "policy/train/train.h"
 #include "server/server.h"
 
 #include <stdio.h>
@@ -16,6 +19,7 @@ struct serve {
     struct model *model;
     struct tokenizer *tokenizer;
     struct engine *engine;
+    struct background *background; /* of jobs; NULL: there is no state directory */
     struct scheduler *scheduler;
     struct policy_settings *policies; /* one */
     size_t policies_count;
@@ -60,11 +64,14 @@ static int serve_load(
         return error->code;
     if (serve_read_policy(serve, error) != 0)
         return error->code;
+    if (config->state_dir[0] != '\0' && (serve->background = background_create(config->training_share, error)) == NULL)
+        return error->code;
     struct scheduler_options options = {.max_sequences = config->max_sequences,
         .max_waiting = config->max_waiting,
         .prefill_chunk = config->prefill_chunk,
         .kv_policy = serve->policies[0],
         .swap_bytes = config->kv_swap,
+        .background = serve->background,
         .wake = wake,
         .wake_context = wake_context};
     serve->scheduler = scheduler_create(serve->engine, serve->tokenizer, &options, error);
@@ -79,7 +86,11 @@ static int serve_load(
         .context = engine_context(serve->engine),
         .tokens_max = engine_tokens_max(serve->engine),
         .kv_policy = serve->policies[0],
-        .policy_model = engine_policy_model(serve->engine)};
+        .policy_model = engine_policy_model(serve->engine),
+        .engine = serve->engine,
+        .background = serve->background,
+        .train = train_run,
+        .evaluate = serve_evaluate};
     char policy[200];
     policy_settings_describe(&model->kv_policy, policy, sizeof policy);
     log_event(LOG_INFO, NULL, "model loaded", "file", LOG_STRING(config->model), "backend",
@@ -101,6 +112,7 @@ int command_serve(const struct config *config) {
         fprintf(stderr, "distillcache: %s\n", error.message);
     /* The scheduler's thread wakes the server, the server's threads use the tokenizer. */
     scheduler_free(serve.scheduler);
+    background_free(serve.background);
     server_free(server);
     config_free_policies(serve.policies, serve.policies_count);
     engine_close(serve.engine);

@@ -315,6 +315,24 @@ static int check_policies(enum config_command command, const struct config *conf
     return code;
 }
 
+/* An address that only this machine reaches. */
+static bool is_loopback(const char *host) {
+    bool four = strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == strlen(host);
+    return four || strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
+}
+
+static int check_admin(enum config_command command, const struct config *config, struct error *error) {
+    if (command != CONFIG_SERVE || config->admin_port == 0)
+        return 0;
+    if (config->state_dir[0] == '\0')
+        return error_set(error, ERROR_INVALID, "admin-port needs state-dir, the folder of what the admin API keeps");
+    if (config->admin_key[0] == '\0' && !is_loopback(config->admin_host))
+        return error_set(error, ERROR_INVALID,
+            "admin-host is %.80s, which others can reach: give an admin-key (best by DISTILLCACHE_ADMIN_KEY)",
+            config->admin_host);
+    return 0;
+}
+
 int config_load(struct config *config, enum config_command command, int arguments_count, char *const *arguments,
     char *const *environment, struct error *error) {
     struct command_line line = {.command = command, .count = arguments_count, .arguments = arguments};
@@ -341,6 +359,8 @@ int config_load(struct config *config, enum config_command command, int argument
         code = check_required(command, config, error);
     if (code == 0 && !config->help)
         code = check_policies(command, config, error);
+    if (code == 0 && !config->help && !config->print_config)
+        code = check_admin(command, config, error);
 out:
     free(line.assignments);
     return code;

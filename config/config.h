@@ -62,6 +62,13 @@ struct config {
     uint32_t drain_timeout;   /* seconds that running requests get after SIGTERM */
     char *log_level;          /* debug | info | warning | error */
     char *log_format;         /* text | json */
+    /* server: administration and training */
+    char *state_dir;       /* empty: none */
+    char *admin_host;      /* address of the admin API */
+    uint32_t admin_port;   /* 0: no admin API */
+    char *admin_key;       /* empty: none; loopback only */
+    size_t max_upload;     /* bytes of an uploaded file */
+    double training_share; /* (0, 1]: of the time, for jobs beside requests */
     /* bench */
     uint32_t prefill;
     uint32_t decode;

@@ -18,6 +18,7 @@
 
 static const char section_model[] = "Model and engine";
 static const char section_server[] = "Server";
+static const char section_admin[] = "Administration and training";
 static const char section_bench[] = "Benchmark";
 static const char section_eval[] = "Evaluation";
 static const char section_train[] = "Training";
@@ -89,6 +90,24 @@ const struct option option_table[] = {
     {"drain-timeout", OPTION_COUNT, SERVE, 0, FIELD(drain_timeout), .maximum = 86400, .default_value = "30",
         .argument = "SECONDS", .section = section_server,
         .help = "seconds that running requests get to finish after SIGTERM"},
+
+    {"state-dir", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY, FIELD(state_dir), .default_value = "", .argument = "DIR",
+        .section = section_admin,
+        .help = "folder of uploaded files, jobs and trained policies, made if need be, for one server at a time; empty: "
+                "none of these"},
+    {"admin-port", OPTION_COUNT, SERVE, 0, FIELD(admin_port), .maximum = 65535, .default_value = "0", .argument = "N",
+        .section = section_admin, .help = "TCP port of the admin API, which needs state-dir; 0: no admin API"},
+    {"admin-host", OPTION_STRING, SERVE, 0, FIELD(admin_host), .default_value = "127.0.0.1", .argument = "ADDRESS",
+        .section = section_admin, .help = "address on which the admin API listens"},
+    {"admin-key", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY | OPTION_SECRET, FIELD(admin_key), .default_value = "",
+        .argument = "KEY", .section = section_admin,
+        .help = "key that clients of the admin API must send; better given by the environment or the file, since the "
+                "command line is seen by every user. Empty: none, which only a loopback address allows"},
+    {"max-upload", OPTION_SIZE, SERVE, 0, FIELD(max_upload), .minimum = KIB, .maximum = 1024 * GIB,
+        .default_value = "512M", .argument = "SIZE", .section = section_admin, .help = "most bytes of an uploaded file"},
+    {"training-share", OPTION_RATIO, SERVE, 0, FIELD(training_share), .default_value = "0.25", .argument = "R",
+        .section = section_admin,
+        .help = "most of the time that jobs get while requests run; they get all of it while none runs"},
 
     {"prefill", OPTION_COUNT, BENCH, 0, FIELD(prefill), .minimum = 1, .maximum = 1024 * 1024, .default_value = "512",
         .argument = "N", .section = section_bench, .help = "prompt tokens of a prefill run"},

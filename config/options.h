@@ -21,6 +21,7 @@ enum option_type {
     OPTION_COUNTS,   /* struct string_list of whole numbers, each minimum to maximum; 1 to OPTION_LIST_MAX of them */
     OPTION_RATIOS,   /* struct string_list of decimal numbers above 0 up to 1; 1 to OPTION_LIST_MAX of them */
     OPTION_TEXTS,    /* struct string_list of texts as OPTION_STRING, one a text; up to OPTION_LIST_MAX of them */
+    OPTION_RATIO,    /* double: a decimal number above 0 up to 1 */
     OPTION_POLICIES, /* struct string_list of policies with their options, one a text; 1 to OPTION_LIST_MAX of them */
 };
 
@@ -30,6 +31,7 @@ enum option_flag {
     OPTION_NOT_IN_FILE = 4,       /* no YAML key */
     OPTION_ONLY_COMMAND_LINE = 8, /* no YAML key, no environment variable */
     OPTION_POSITIONAL = 16,       /* on the command line it is given without its name */
+    OPTION_SECRET = 32,           /* its value is never printed */
 };
 
 #define OPTION_LIST_MAX 64

@@ -101,6 +101,9 @@ void option_describe_allowed(const struct option *option, char text[static OPTIO
         snprintf(text, size, "1 to %d whole numbers from %" PRIu64 " to %" PRIu64, OPTION_LIST_MAX, option->minimum,
             option->maximum);
         break;
+    case OPTION_RATIO:
+        snprintf(text, size, "a number above 0 up to 1");
+        break;
     case OPTION_RATIOS:
         snprintf(text, size, "1 to %d numbers above 0 up to 1", OPTION_LIST_MAX);
         break;
@@ -112,7 +115,7 @@ void option_describe_allowed(const struct option *option, char text[static OPTIO
 
 static int refuse(const struct option *option, const char *text, const char *place, struct error *error) {
     char quoted[OPTION_QUOTE_MAX], allowed[OPTION_ALLOWED_MAX];
-    option_quote(text, quoted);
+    option_quote((option->flags & OPTION_SECRET) != 0 ? "..." : text, quoted);
     option_describe_allowed(option, allowed);
     return error_set(error, ERROR_INVALID, "%s is %s: must be %s", place, quoted, allowed);
 }
@@ -286,6 +289,11 @@ int option_parse(
             return refuse(option, text, place, error);
         *(bool *)field = strcmp(text, "true") == 0;
         return 0;
+    case OPTION_RATIO:
+        if (!parse_ratio(text, strlen(text)))
+            return refuse(option, text, place, error);
+        *(double *)field = strtod(text, NULL);
+        return 0;
     case OPTION_COUNTS:
     case OPTION_RATIOS:
         return parse_numbers(option, config, text, place, error);
@@ -379,7 +387,7 @@ void option_format(const struct option *option, const struct config *config, boo
     switch (option->type) {
     case OPTION_STRING:
     case OPTION_CHOICE:
-        if (*(char *const *)field != NULL)
+        if (*(char *const *)field != NULL && (option->flags & OPTION_SECRET) == 0)
             text = *(char *const *)field;
         if (yaml && (option->type == OPTION_STRING || *text == '\0'))
             print_quoted(text, out);
@@ -392,6 +400,9 @@ void option_format(const struct option *option, const struct config *config, boo
     case OPTION_SIZE:
         format_size(*(const size_t *)field, size);
         fputs(size, out);
+        break;
+    case OPTION_RATIO:
+        fprintf(out, "%.15g", *(const double *)field);
         break;
     case OPTION_BOOL:
         fputs(*(const bool *)field ? "true" : "false", out);

@@ -60,32 +60,57 @@ static const char *cache_params_text(
     return text;
 }
 
-/* The policy of that name; NULL: a fault. */
-static const struct policy *cache_params_find(const json_t *field, struct fault *fault) {
-    if (!json_is_string(field)) {
-        fault_invalid(fault, "kv_cache.policy", "kv_cache.policy must be a string, one of %s; not %s", policy_names(),
-            field_type(field));
-        return NULL;
-    }
-    const char *name = json_string_value(field);
-    const struct policy *policy = strlen(name) == json_string_length(field) ? policy_find(name) : NULL;
-    if (policy == NULL)
-        fault_invalid(
-            fault, "kv_cache.policy", "kv_cache.policy is '%.64s'; it must be one of %s", name, policy_names());
-    return policy;
+/* A `policy` field: a name of the registry, with ":" and the name of a trained one behind it if wanted. */
+struct policy_choice {
+    const struct policy *policy;
+    const char *trained; /* NULL: none is named */
+};
+
+static int cache_params_find(
+    const json_t *field, const struct parse_context *context, struct policy_choice *choice, struct fault *fault) {
+    const char *text = json_string_value(field);
+    char name[VALUE_TEXT_MAX];
+    if (text == NULL)
+        return fault_invalid(fault, "kv_cache.policy", "kv_cache.policy must be a string, one of %s; not %s",
+            policy_names(), field_type(field));
+    bool trained = context->policies != NULL && strchr(text, ':') != NULL;
+    size_t length = trained ? strcspn(text, ":") : strlen(text);
+    snprintf(name, sizeof name, "%.*s", (int)(length < VALUE_TEXT_MAX ? length : VALUE_TEXT_MAX - 1), text);
+    choice->policy = strlen(text) == json_string_length(field) ? policy_find(name) : NULL;
+    choice->trained = trained ? text + length + 1 : NULL;
+    if (choice->policy != NULL)
+        return 0;
+    return fault_invalid(
+        fault, "kv_cache.policy", "kv_cache.policy is '%.64s'; it must be one of %s", text, policy_names());
+}
+
+/* The trained policy that was named. */
+static int cache_params_apply(const struct parse_context *context, const struct policy_choice *choice,
+    struct policy_settings *settings, struct fault *fault) {
+    struct error error;
+    if (choice->trained == NULL || policy_table_apply(context->policies, choice->trained, settings, &error) == 0)
+        return 0;
+    return fault_invalid(fault, "kv_cache.policy", "kv_cache.policy: %s", error.message);
+}
+
+static void cache_params_own(const struct parse_context *context, struct policy_settings *settings) {
+    if (context->policies != NULL)
+        policy_table_own(context->policies, settings);
+    else
+        policy_settings_copy(settings, context->kv_policy);
 }
 
 /* settings from the named policy (NULL: none is named), or from the server's own. */
 static int cache_params_begin(
-    const json_t *name, const struct policy_settings *own, struct policy_settings *settings, struct fault *fault) {
-    const struct policy *policy = name == NULL ? own->policy : cache_params_find(name, fault);
-    if (policy == NULL)
+    const json_t *name, const struct parse_context *context, struct policy_settings *settings, struct fault *fault) {
+    struct policy_choice choice = {.policy = context->kv_policy->policy};
+    if (name != NULL && cache_params_find(name, context, &choice, fault) != 0)
         return -1;
-    if (policy == own->policy)
-        policy_settings_copy(settings, own);
+    if (choice.policy == context->kv_policy->policy)
+        cache_params_own(context, settings);
     else
-        policy_settings_default(policy, settings);
-    return 0;
+        policy_settings_default(choice.policy, settings);
+    return cache_params_apply(context, &choice, settings, fault);
 }
 
 static int cache_params_set(
@@ -106,10 +131,13 @@ static int cache_params_set(
 
 /* Gives the policy its network, where it wants one; that of the server's own policy was found when it started. */
 static int cache_params_resolve(
-    const struct policy_model *model, struct policy_settings *settings, struct fault *fault) {
+    const struct parse_context *context, struct policy_settings *settings, struct fault *fault) {
+    const struct policy_model *model = &context->policy_model;
     struct error error;
     if (!policy_settings_want_network(settings))
         return 0;
+    if (settings->network == NULL && context->policies != NULL)
+        policy_table_apply(context->policies, NULL, settings, NULL);
     if (model->fingerprint == NULL)
         return fault_invalid(fault, "kv_cache.policy", "kv_cache.policy is '%s': no policy is trained for this model",
             settings->policy->name);
@@ -122,14 +150,13 @@ static int cache_params_resolve(
 
 static int cache_params_read_object(
     const json_t *object, const struct parse_context *context, struct policy_settings *settings, struct fault *fault) {
-    const struct policy_settings *own = context->kv_policy;
     const char *option;
     json_t *value;
     struct error error;
     if (field_get(object, "ratio") != NULL && field_get(object, "tokens") != NULL)
         return fault_invalid(
             fault, "kv_cache.tokens", "kv_cache.ratio and kv_cache.tokens exclude each other: give one of them");
-    if (cache_params_begin(field_get(object, "policy"), own, settings, fault) != 0)
+    if (cache_params_begin(field_get(object, "policy"), context, settings, fault) != 0)
         return -1;
     json_object_foreach((json_t *)object, option, value) {
         if (json_is_null(value) || strcmp(option, "policy") == 0)
@@ -139,7 +166,7 @@ static int cache_params_read_object(
     }
     if (policy_settings_check(settings, &error) != 0)
         return fault_invalid(fault, "kv_cache", "kv_cache: %s", error.message);
-    return cache_params_resolve(&context->policy_model, settings, fault);
+    return cache_params_resolve(context, settings, fault);
 }
 
 int cache_params_read(
@@ -148,7 +175,7 @@ int cache_params_read(
     struct policy_settings *settings = &request->kv_policy;
     int failed;
     if (object == NULL)
-        failed = cache_params_begin(NULL, context->kv_policy, settings, fault);
+        failed = cache_params_begin(NULL, context, settings, fault);
     else if (!json_is_object(object))
         failed = fault_invalid(fault, "kv_cache", "kv_cache must be an object, not %s", field_type(object));
     else

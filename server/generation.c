@@ -3,6 +3,7 @@
 
 #include "engine/clock.h"
 #include "engine/log.h"
+#include "server/admin/admin.h"
 #include "server/format.h"
 #include "server/metrics.h"
 #include "server/server.h"
@@ -187,6 +188,7 @@ struct parse_context generation_context(const struct exchange *exchange) {
         .model_id = server->model_id,
         .kv_policy = &server->model.kv_policy,
         .policy_model = server->model.policy_model,
+        .policies = server->admin == NULL ? NULL : server->admin->policies,
         .chat_refusal = server->model.chat_refusal,
         .request_id = exchange->id};
 }

@@ -488,16 +488,29 @@ static ssize_t exchange_read(void *context, uint64_t position, char *out, size_t
         return MHD_CONTENT_READER_END_OF_STREAM;
     }
     connection_suspend(exchange->connection);
+    if (exchange->drained != NULL)
+        exchange->drained(exchange->state);
     return 0;
 }
 
-void exchange_stream(struct exchange *exchange) {
+static struct MHD_Response *exchange_stream_response(struct exchange *exchange, const char *type, uint64_t size) {
     exchange->streams = true;
     exchange->backlog_max += HTTP_BACKLOG_MAX;
-    struct MHD_Response *response =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, exchange_read, exchange, NULL);
+    struct MHD_Response *response = MHD_create_response_from_callback(
+        size == UINT64_MAX ? MHD_SIZE_UNKNOWN : size, STREAM_BLOCK, exchange_read, exchange, NULL);
+    if (response != NULL)
+        MHD_add_response_header(response, "Content-Type", type);
+    return response;
+}
+
+void exchange_stream_as(struct exchange *exchange, const char *type, uint64_t size, void (*drained)(void *state)) {
+    exchange->drained = drained;
+    exchange_answer(exchange, 200, exchange_stream_response(exchange, type, size));
+}
+
+void exchange_stream(struct exchange *exchange) {
+    struct MHD_Response *response = exchange_stream_response(exchange, "text/event-stream; charset=utf-8", UINT64_MAX);
     if (response != NULL) {
-        MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
         MHD_add_response_header(response, "Cache-Control", "no-cache");
         MHD_add_response_header(response, "X-Accel-Buffering", "no"); /* nginx would hold tokens back */
     }

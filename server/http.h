@@ -72,6 +72,7 @@ struct exchange {
     size_t pending_read;
     size_t backlog_max; /* of what is pending */
     bool stream_ended;
+    void (*drained)(void *state);
     bool counted; /* in server->exchanges_active */
     uint64_t began_ns;
     struct exchange *next, *previous; /* in server->exchanges */
@@ -120,6 +121,9 @@ void exchange_fault_memory(struct exchange *exchange); /* out of memory: 500 */
  * adds (for what comes all at once, so that no client could have read it in time); beyond that the exchange is
  * abandoned: a client that stops reading, or reads more slowly than we write, must not fill the memory. */
 void exchange_stream(struct exchange *exchange);
+/* The same with another content type; drained(state) is called whenever the client has been sent all that was written.
+ * state as exchange.state. size: of the whole, or UINT64_MAX when it is not known. */
+void exchange_stream_as(struct exchange *exchange, const char *type, uint64_t size, void (*drained)(void *state));
 void exchange_allow_backlog(struct exchange *exchange, size_t bytes);
 void exchange_write(struct exchange *exchange, const char *data, size_t bytes);
 void exchange_end(struct exchange *exchange);

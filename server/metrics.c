@@ -148,8 +148,17 @@ static void metrics_label(const char *model, struct buffer *out) {
     buffer_append(out, "\"", 2); /* with its NUL */
 }
 
-void metrics_write(
-    const struct metrics *metrics, const char *model, const struct scheduler_stats *stats, struct buffer *out) {
+static void metrics_write_training(const struct training_stats *training, const char *label, struct buffer *out) {
+    if (!training->known)
+        return;
+    metrics_value(out, "training_step", "gauge", "Steps done of the training job at work, or the last one", label,
+        (double)training->step);
+    if (isfinite(training->reward))
+        metrics_value(out, "training_reward", "gauge", "Reward of its last step that had one", label, training->reward);
+}
+
+void metrics_write(const struct metrics *metrics, const char *model, const struct scheduler_stats *stats,
+    const struct training_stats *training, struct buffer *out) {
     static const struct {
         enum finish_reason reason;
         const char *name;
@@ -163,6 +172,8 @@ void metrics_write(
     }
     if (stats != NULL)
         metrics_write_stats(stats, label.data, out);
+    if (training != NULL)
+        metrics_write_training(training, label.data, out);
     metrics_head(out, "request_success_total", "counter", "Choices that ended, by reason");
     for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
         buffer_format(out, "%srequest_success_total{%s,finished_reason=\"%s\"} %llu\n", PREFIX, label.data,

@@ -34,8 +34,15 @@ void metrics_observe(struct metrics *metrics, enum metrics_histogram which, doub
 void metrics_count_finish(struct metrics *metrics, enum finish_reason reason);
 void metrics_count_response(struct metrics *metrics, unsigned status);
 
-/* stats: NULL while there is no scheduler. */
-void metrics_write(
-    const struct metrics *metrics, const char *model, const struct scheduler_stats *stats, struct buffer *out);
+/* Of the training job at work, or the last one. */
+struct training_stats {
+    bool known;
+    uint64_t step;
+    double reward; /* NaN: none yet */
+};
+
+/* stats: NULL while there is no scheduler; training: NULL where there is none. */
+void metrics_write(const struct metrics *metrics, const char *model, const struct scheduler_stats *stats,
+    const struct training_stats *training, struct buffer *out);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/models.h"
 
+#include "server/admin/admin.h"
 #include "server/metrics.h"
 #include "server/server.h"
 
@@ -98,6 +99,12 @@ void models_metrics(struct exchange *exchange) {
     struct scheduler_stats stats;
     if (server->loaded)
         scheduler_get_stats(server->model.scheduler, &stats);
-    metrics_write(server->metrics, server->model_id, server->loaded ? &stats : NULL, &body);
+    struct training_stats training = {.known = false};
+    if (server->admin != NULL && server->admin->jobs != NULL) {
+        struct jobs_state state;
+        jobs_get_state(server->admin->jobs, &state);
+        training = (struct training_stats){.known = state.trained, .step = state.step, .reward = state.reward};
+    }
+    metrics_write(server->metrics, server->model_id, server->loaded ? &stats : NULL, &training, &body);
     exchange_text(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }

@@ -26,6 +26,7 @@
 
 #include "engine/scheduler.h"
 #include "server/fields.h"
+#include "server/policy_table.h"
 
 enum { CHOICES_MAX = 2048, ECHOED_MAX = 1 << 20, STOPS_MAX = 4, N_MAX = 128, BEST_OF_MAX = 20 };
 
@@ -38,6 +39,7 @@ struct parse_context {
     const char *model_id;
     const struct policy_settings *kv_policy; /* of requests that choose none */
     struct policy_model policy_model;        /* whose trained policies there may be; fingerprint NULL: none */
+    struct policy_table *policies;           /* trained ones, and what kv_policy is now; NULL: there are none */
     const char *chat_refusal;                /* why /v1/chat/completions cannot be served; NULL: it can */
     const char *request_id;                  /* for logs */
 };

@@ -2,6 +2,7 @@
 #include "server/server.h"
 
 #include "engine/log.h"
+#include "server/admin/admin.h"
 #include "server/generation.h"
 #include "server/metrics.h"
 
@@ -28,15 +29,20 @@ static char *server_model_name(const struct config *config) {
 
 /* --- Draining --- */
 
+/* What the loop calls has the public site as its context. */
+static struct server *server_of(void *context) {
+    return ((struct site *)context)->server;
+}
+
 static void server_stop(void *context) {
-    struct server *server = context;
+    struct server *server = server_of(context);
     log_event(
         LOG_WARNING, NULL, "stopping with connections still open", "requests", LOG_INT(server->exchanges_active), NULL);
     loop_stop(server->loop);
 }
 
 static void server_cancel_all(void *context) {
-    struct server *server = context;
+    struct server *server = server_of(context);
     log_event(LOG_WARNING, NULL, "drain timeout over: cancelling requests", "requests",
         LOG_INT(server->exchanges_active), NULL);
     server->cancelled = true;
@@ -45,12 +51,14 @@ static void server_cancel_all(void *context) {
 }
 
 void server_check_drained(struct server *server) {
-    if (server->draining && server->exchanges_active == 0 && server->generations_active == 0 && !server->loading)
+    bool jobs_over = server->admin == NULL || admin_is_drained(server->admin);
+    if (server->draining && server->exchanges_active == 0 && server->generations_active == 0 && !server->loading &&
+        jobs_over)
         loop_stop(server->loop);
 }
 
 static void server_signalled(void *context, int number) {
-    struct server *server = ((struct site *)context)->server;
+    struct server *server = server_of(context);
     /* One request to end may come as several signals: timeout(1) signals the program and its group, a terminal the
      * wrapper script too, which passes it on. */
     if (server->draining && uv_hrtime() - server->drain_began_ns < SIGNAL_BURST_NS)
@@ -65,6 +73,8 @@ static void server_signalled(void *context, int number) {
     server->draining = true;
     server->drain_began_ns = uv_hrtime();
     loop_after(server->loop, server->config->drain_timeout, server_cancel_all);
+    if (server->admin != NULL)
+        admin_drain(server->admin);
     server_check_drained(server);
 }
 
@@ -83,20 +93,27 @@ static void server_wake(void *context) {
 }
 
 static void server_woken(void *context) {
-    struct server *server = ((struct site *)context)->server;
+    struct server *server = server_of(context);
     if (server->loaded)
         scheduler_poll(server->model.scheduler, generation_output, server);
+    if (server->admin != NULL)
+        admin_poll(server->admin);
+    server_check_drained(server);
 }
 
 static void server_load_work(uv_work_t *work) {
     struct server *server = work->data;
     server->load_status = server->load(server->load_context, server_wake, server, &server->model, &server->load_error);
+    if (server->load_status == 0 && server->admin != NULL)
+        server->load_status = admin_load(server->admin, &server->load_error);
 }
 
 static void server_load_done(uv_work_t *work, int status) {
     struct server *server = work->data;
     (void)status;
     server->loading = false;
+    if (server->load_status == 0 && server->admin != NULL)
+        server->load_status = admin_start(server->admin, &server->load_error);
     if (server->load_status != 0) {
         loop_stop(server->loop);
         return;
@@ -145,6 +162,8 @@ struct server *server_create(const struct config *config, struct error *error) {
     server->loop = loop_create(&options, error);
     if (server->loop == NULL)
         goto fail;
+    if (config->state_dir[0] != '\0' && (server->admin = admin_create(server, error)) == NULL)
+        goto fail;
     log_event(
         LOG_INFO, NULL, "listening", "host", LOG_STRING(config->host), "port", LOG_INT(loop_port(server->loop)), NULL);
     return server;
@@ -171,6 +190,8 @@ int server_run(struct server *server, server_load load, void *load_context, stru
     loop_run(server->loop);
     while (server->loading)
         uv_run(loop_uv(server->loop), UV_RUN_ONCE);
+    if (server->admin != NULL)
+        admin_stop(server->admin);
     server_take_last_outputs(server);
     if (server->load_status != 0) {
         *error = server->load_error;
@@ -184,6 +205,7 @@ void server_free(struct server *server) {
     if (server == NULL)
         return;
     loop_free(server->loop);
+    admin_free(server->admin);
     metrics_free(server->metrics);
     free(server->model_id);
     free(server);

@@ -15,6 +15,13 @@
 #include "engine/scheduler.h"
 #include "server/http.h"
 
+struct background;
+struct evaluation_run;
+struct train_run;
+
+/* train_run of policy/train/train.h. */
+typedef int (*server_train)(const struct train_run *run, struct error *error);
+
 /* What a loaded model gives to the server. Everything is borrowed and must stay until server_free. */
 struct server_model {
     struct scheduler *scheduler;
@@ -26,6 +33,11 @@ struct server_model {
     uint32_t tokens_max;              /* of one that is not pruned: the context, or what the page pool holds of it */
     struct policy_settings kv_policy; /* of requests that choose none, resolved; its references are the giver's */
     struct policy_model policy_model; /* for policies that requests choose */
+    /* For jobs; engine NULL: there can be none. */
+    struct engine *engine;
+    struct background *background; /* NULL: jobs have the engine to themselves */
+    server_train train;            /* NULL: jobs fail */
+    int (*evaluate)(const struct evaluation_run *run, char **report, struct error *error); /* evaluation.h */
 };
 
 /* Loads the model: fills *model. Runs on its own thread. wake is for scheduler_options.wake with wake_context. */
@@ -33,11 +45,13 @@ typedef int (*server_load)(
     void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error);
 
 struct metrics;
+struct admin;
 
 struct server {
     const struct config *config;
     struct loop *loop;
-    struct site site; /* the public one */
+    struct site site;    /* the public one */
+    struct admin *admin; /* NULL: there is no state directory */
     struct server_model model;
     bool loaded;
     uint64_t drain_began_ns;

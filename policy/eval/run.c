@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/background.h"
 #include "engine/clock.h"
 
 /* ---- the run ---- */
@@ -113,8 +114,9 @@ static int prefill(struct eval_run *run, struct error *error) {
     double start = clock_seconds();
     for (uint32_t done = sequence_reuse_prefix(stem->sequence, question->prompt.ids, count); done < count;
          done += rows) {
+        uint32_t most = background_rows(run->options.background, engine_batch_rows(engine));
         rows = count - done;
-        rows = rows > engine_batch_rows(engine) ? engine_batch_rows(engine) : rows;
+        rows = rows > most ? most : rows;
         rows = rows > sequence_room(stem->sequence) ? sequence_room(stem->sequence) : rows;
         bool last = done + rows == count;
         struct batch_item item = {.sequence = stem->sequence,

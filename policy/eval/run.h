@@ -31,6 +31,8 @@ struct eval_run_options {
     /* Called between calls of the engine, to give way to others: a code that is not 0 ends the question with it, all
      * its sequences freed. NULL: nothing. */
     int (*between)(void *context);
+    struct background
+        *background; /* whose turn it is, for the rows of one call of the engine; NULL: the engine is free */
     void *context;
 };
 

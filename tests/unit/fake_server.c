@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The server on the fake scheduler and tokenizer (fake_scheduler.h), for tests of everything that needs no model:
- *   fake_server serve --model ANY [options of `distillcache serve`] with FAKE_STEP_US, FAKE_MAX_RUNNING,
- *   FAKE_TOKENS_MAX, FAKE_LOAD_MS in the environment.
+ * The server on the fake scheduler and tokenizer (fake_scheduler.h), and fake jobs (fake_train.h), for tests of
+ * everything that needs no model: fake_server serve --model ANY [options of `distillcache serve`] with FAKE_STEP_US,
+ * FAKE_MAX_RUNNING, FAKE_TOKENS_MAX, FAKE_LOAD_MS, FAKE_TRAIN_STEP_MS in the environment.
  */
 #include "config/config.h"
 #include "engine/log.h"
 #include "policy/policy.h"
 #include "server/server.h"
 #include "tests/unit/fake_scheduler.h"
+#include "tests/unit/fake_train.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +53,10 @@ static int fake_load(
         .vocabulary = FAKE_VOCABULARY,
         .context = options.tokens_max,
         .tokens_max = options.tokens_max,
-        .kv_policy = fake->policies[0]};
+        .kv_policy = fake->policies[0],
+        .policy_model = FAKE_TRAIN_MODEL,
+        .train = fake_train,
+        .evaluate = fake_evaluate};
     return 0;
 }
 

@@ -284,7 +284,7 @@ static void metrics_count_what_was_observed(void **state) {
     metrics_observe(metrics, METRIC_FIRST_TOKEN, NAN, 1);
     metrics_count_finish(metrics, FINISH_STOP);
     metrics_count_response(metrics, 404);
-    metrics_write(metrics, "a\"b\\c\nd", &stats, &buffer);
+    metrics_write(metrics, "a\"b\\c\nd", &stats, NULL, &buffer);
     buffer_append(&buffer, "", 1);
     assert_false(buffer.failed);
 #define LABEL "model_name=\"a\\\"b\\\\c\\nd\""

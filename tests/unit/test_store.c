@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The state directory: records survive, work that fails changes nothing, many threads post at once, and files that are
+ * damaged, foreign or newer are refused by a message that says so.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "store/records.h"
+#include "store/schema.h"
+#include "store/store.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char directory[64];
+
+static int setup(void **state) {
+    (void)state;
+    snprintf(directory, sizeof directory, "/tmp/test_store.XXXXXX");
+    return mkdtemp(directory) == NULL ? -1 : 0;
+}
+
+static int teardown(void **state) {
+    char command[100];
+    (void)state;
+    snprintf(command, sizeof command, "rm -rf %s", directory);
+    return system(command) == 0 ? 0 : -1;
+}
+
+static struct store *open_store(void) {
+    struct store_options options = {.directory = directory};
+    struct error error = {0};
+    struct store *store = store_open(&options, &error);
+    if (store == NULL)
+        fail_msg("%s", error.message);
+    return store;
+}
+
+static void assert_refused(int code, const char *words) {
+    struct store_options options = {.directory = directory};
+    struct error error = {0};
+    assert_null(store_open(&options, &error));
+    assert_int_equal(error.code, code);
+    if (strstr(error.message, words) == NULL || strstr(error.message, directory) == NULL)
+        fail_msg("'%s' lacks '%s' or the directory", error.message, words);
+}
+
+static void write_file(const char *name, const void *bytes, size_t size, long offset) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    FILE *file = fopen(path, offset > 0 ? "r+b" : "wb");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, offset, SEEK_SET), 0);
+    assert_int_equal(fwrite(bytes, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* --- Work --- */
+
+static int insert_job(struct database *database, void *state, struct error *error) {
+    char policy[64];
+    snprintf(policy, sizeof policy, "policy-of-%s", (const char *)state);
+    struct job_record job = {.id = state,
+        .model = "m",
+        .fingerprint = "f",
+        .training_file = "file-1",
+        .method = "ranker",
+        .recipe = "default",
+        .hyperparameters = "{}",
+        .chosen = "{}",
+        .metadata = "{\"team\":\"a\",\"name\":\"quo\\\"te\"}",
+        .policy = policy,
+        .created = store_now(),
+        .seed = 1};
+    return jobs_insert(database, &job, error);
+}
+
+struct found {
+    char ids[8][64], status[16], message[64];
+    int count;
+    int64_t step;
+};
+
+static int take_job(void *context, const struct job_record *job) {
+    struct found *found = context;
+    snprintf(found->ids[found->count++ % 8], 64, "%s", job->id);
+    snprintf(found->status, sizeof found->status, "%s", job->status);
+    snprintf(found->message, sizeof found->message, "%s", job->error_message == NULL ? "" : job->error_message);
+    found->step = job->step;
+    return 0;
+}
+
+struct lookup {
+    const char *id;
+    struct page page;
+    struct found found;
+    int result;
+};
+
+static int look_up(struct database *database, void *state, struct error *error) {
+    struct lookup *lookup = state;
+    lookup->result = lookup->id != NULL ? jobs_find(database, lookup->id, take_job, &lookup->found, error)
+                                        : jobs_list(database, &lookup->page, take_job, &lookup->found, error);
+    return lookup->result;
+}
+
+static void call(struct store *store, store_run run, void *state) {
+    struct error error = {0};
+    int code = store_call(store, run, state, &error);
+    if (code < 0)
+        fail_msg("%d: %s", code, error.message);
+}
+
+static const char *status_of(struct store *store, const char *id) {
+    static struct lookup lookup;
+    lookup = (struct lookup){.id = id};
+    call(store, look_up, &lookup);
+    assert_int_equal(lookup.found.count, 1);
+    return lookup.found.status;
+}
+
+struct move {
+    const char *id, *from, *to;
+    int moved;
+};
+
+static int move_job(struct database *database, void *state, struct error *error) {
+    struct move *move = state;
+    move->moved = jobs_move(database, move->id, move->from, move->to, 0, error);
+    return move->moved;
+}
+
+static int requeue(struct database *database, void *state, struct error *error) {
+    (void)state;
+    return jobs_requeue(database, error);
+}
+
+/* --- Tests --- */
+
+static void records_survive_a_reopening(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    call(store, insert_job, "job-1");
+    struct move move = {"job-1", "queued,paused", "running", 0};
+    call(store, move_job, &move);
+    assert_int_equal(move.moved, 1);
+    store_close(store);
+    store = open_store();
+    assert_string_equal(status_of(store, "job-1"), "running");
+    call(store, requeue, NULL);
+    assert_string_equal(status_of(store, "job-1"), "queued");
+    store_close(store);
+}
+
+static void moves_only_from_the_statuses_named(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    call(store, insert_job, "job-1");
+    struct move move = {"job-1", "running,paused", "cancelled", 7};
+    call(store, move_job, &move);
+    assert_int_equal(move.moved, 0);
+    assert_string_equal(status_of(store, "job-1"), "queued");
+    move = (struct move){"job-1", "queue", "cancelled", 7}; /* a part of a name is no name */
+    call(store, move_job, &move);
+    assert_int_equal(move.moved, 0);
+    store_close(store);
+}
+
+static void lists_are_newest_first_with_pages_and_metadata(void **state) {
+    (void)state;
+    static char ids[5][32];
+    struct store *store = open_store();
+    for (int i = 0; i < 5; i++) {
+        snprintf(ids[i], sizeof ids[i], "job-%d", i);
+        call(store, insert_job, ids[i]);
+    }
+    struct lookup lookup = {.page = {.limit = 2}};
+    call(store, look_up, &lookup);
+    assert_int_equal(lookup.found.count, 2);
+    assert_string_equal(lookup.found.ids[0], "job-4");
+    lookup = (struct lookup){.page = {.limit = 10, .after = "job-3"}};
+    call(store, look_up, &lookup);
+    assert_int_equal(lookup.found.count, 3);
+    assert_string_equal(lookup.found.ids[0], "job-2");
+    lookup = (struct lookup){.page = {.limit = 10, .metadata = "{\"team\":\"a\",\"name\":\"quo\\\"te\"}"}};
+    call(store, look_up, &lookup);
+    assert_int_equal(lookup.found.count, 5);
+    lookup = (struct lookup){.page = {.limit = 10, .metadata = "{\"team\":\"b\"}"}};
+    call(store, look_up, &lookup);
+    assert_int_equal(lookup.found.count, 0);
+    store_close(store);
+}
+
+static int insert_then_fail(struct database *database, void *state, struct error *error) {
+    int code = insert_job(database, state, error);
+    return code < 0 ? code : error_set(error, ERROR_INVALID, "thought better of it");
+}
+
+static void work_that_fails_changes_nothing(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    struct error error = {0};
+    assert_int_equal(store_call(store, insert_then_fail, "job-1", &error), ERROR_INVALID);
+    assert_string_equal(error.message, "thought better of it");
+    call(store, insert_job, "job-1"); /* the id is free */
+    assert_int_equal(store_call(store, insert_job, "job-1", &error), ERROR_IO);
+    assert_non_null(strstr(error.message, "UNIQUE"));
+    store_close(store);
+}
+
+static int insert_event(struct database *database, void *state, struct error *error) {
+    static int count;
+    char id[32];
+    int64_t number = 0;
+    snprintf(id, sizeof id, "event-%d", count++);
+    struct event_record event = {
+        .id = id, .job = state, .level = "info", .type = "message", .message = "m", .created = store_now()};
+    int code = events_insert(database, &event, &number, error);
+    return code == 0 && number <= 0 ? ERROR_INVALID : code;
+}
+
+static void an_event_needs_its_job(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    struct error error = {0};
+    assert_int_equal(store_call(store, insert_event, "job-1", &error), ERROR_IO);
+    assert_non_null(strstr(error.message, "FOREIGN KEY"));
+    call(store, insert_job, "job-1");
+    call(store, insert_event, "job-1");
+    store_close(store);
+}
+
+/* --- Threads --- */
+
+enum { WRITERS = 6, EVENTS = 200 };
+
+struct writer {
+    struct store *store;
+    pthread_t thread;
+    int failures;
+};
+
+static void count_failure(void *state, const struct error *error) {
+    struct writer *writer = state;
+    (void)writer;
+    if (error != NULL)
+        writer->failures++;
+}
+
+static int insert_event_of_writer(struct database *database, void *state, struct error *error) {
+    (void)state;
+    return insert_event(database, "job-1", error);
+}
+
+static void *write_events(void *context) {
+    struct writer *writer = context;
+    struct error error;
+    for (int i = 0; i < EVENTS; i++) {
+        if (store_post(writer->store, insert_event_of_writer, count_failure, writer) != 0)
+            abort();
+        if (i % 50 == 0 && store_call(writer->store, insert_event, "job-1", &error) < 0)
+            abort();
+        store_pace(writer->store);
+    }
+    return NULL;
+}
+
+static int count_event(void *context, const struct event_record *event) {
+    int64_t *last = context;
+    assert_true(event->number > last[1]);
+    last[1] = event->number;
+    last[0]++;
+    return 0;
+}
+
+static int count_events(struct database *database, void *state, struct error *error) {
+    return events_since(database, "job-1", 0, 1000000, count_event, state, error);
+}
+
+static void many_threads_write_at_once(void **state) {
+    (void)state;
+    struct writer writers[WRITERS] = {{0}};
+    struct store *store = open_store();
+    int64_t counts[2] = {0, 0};
+    call(store, insert_job, "job-1");
+    for (int i = 0; i < WRITERS; i++) {
+        writers[i].store = store;
+        assert_int_equal(pthread_create(&writers[i].thread, NULL, write_events, &writers[i]), 0);
+    }
+    for (int i = 0; i < WRITERS; i++)
+        pthread_join(writers[i].thread, NULL);
+    call(store, count_events, counts);
+    assert_int_equal(counts[0], WRITERS * (EVENTS + EVENTS / 50));
+    store_close(store); /* polls */
+    for (int i = 0; i < WRITERS; i++)
+        assert_int_equal(writers[i].failures, 0);
+}
+
+static void closing_does_what_was_posted(void **state) {
+    (void)state;
+    struct writer writer = {.store = open_store()};
+    int64_t counts[2] = {0, 0};
+    call(writer.store, insert_job, "job-1");
+    for (int i = 0; i < 500; i++)
+        assert_int_equal(store_post(writer.store, insert_event_of_writer, count_failure, &writer), 0);
+    store_close(writer.store);
+    struct store *store = open_store();
+    call(store, count_events, counts);
+    assert_int_equal(counts[0], 500);
+    store_close(store);
+}
+
+/* --- Files that are not right --- */
+
+static void a_directory_is_for_one_process(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    assert_refused(ERROR_IO, "in use by another process");
+    store_close(store);
+    store_close(open_store());
+}
+
+static void a_file_that_is_no_database_is_refused(void **state) {
+    (void)state;
+    char text[8192];
+    memset(text, 'x', sizeof text);
+    write_file("state.sqlite", text, sizeof text, 0);
+    assert_refused(ERROR_FORMAT, "not a database");
+}
+
+static void a_damaged_file_is_refused(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    char noise[20000];
+    call(store, insert_job, "job-1");
+    for (int i = 0; i < 300; i++)
+        call(store, insert_event, "job-1");
+    store_close(store);
+    memset(noise, 0xa5, sizeof noise);
+    write_file("state.sqlite", noise, sizeof noise, 8192);
+    assert_refused(ERROR_FORMAT, "damaged");
+}
+
+static void change_pragma(const char *sql) {
+    char path[128];
+    struct error error;
+    snprintf(path, sizeof path, "%s/state.sqlite", directory);
+    struct database *database = database_open(path, &error);
+    assert_non_null(database);
+    assert_true(database_run(database, &error, sql, "") >= 0);
+    database_close(database);
+}
+
+static void a_newer_or_foreign_file_is_refused(void **state) {
+    (void)state;
+    store_close(open_store());
+    change_pragma("PRAGMA user_version = 99");
+    assert_refused(ERROR_FORMAT, "newer version");
+    char path[128];
+    snprintf(path, sizeof path, "%s/state.sqlite", directory);
+    unlink(path);
+    store_close(open_store());
+    change_pragma("PRAGMA application_id = 5");
+    assert_refused(ERROR_FORMAT, "another program");
+}
+
+static void the_schema_has_its_version(void **state) {
+    char words[64];
+    (void)state;
+    snprintf(words, sizeof words, "user_version = %d", SCHEMA_VERSION);
+    assert_non_null(strstr(schema_script, words));
+    snprintf(words, sizeof words, "application_id = %d", SCHEMA_APPLICATION);
+    assert_non_null(strstr(schema_script, words));
+}
+
+static void uploads_that_are_not_whole_go(void **state) {
+    char path[128];
+    struct stat status;
+    (void)state;
+    store_close(open_store());
+    write_file("files/.upload-x", "x", 1, 0);
+    write_file("files/file-1.jsonl", "x", 1, 0);
+    store_close(open_store());
+    snprintf(path, sizeof path, "%s/files/.upload-x", directory);
+    assert_int_not_equal(stat(path, &status), 0);
+    snprintf(path, sizeof path, "%s/files/file-1.jsonl", directory);
+    assert_int_equal(stat(path, &status), 0);
+}
+
+static void a_directory_that_cannot_be_made_is_an_error(void **state) {
+    (void)state;
+    struct store_options options = {.directory = "/nonexistent/parent/state"};
+    struct error error = {0};
+    assert_null(store_open(&options, &error));
+    assert_int_equal(error.code, ERROR_IO);
+    assert_non_null(strstr(error.message, "/nonexistent/parent/state"));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(records_survive_a_reopening),
+        TEST(moves_only_from_the_statuses_named),
+        TEST(lists_are_newest_first_with_pages_and_metadata),
+        TEST(work_that_fails_changes_nothing),
+        TEST(an_event_needs_its_job),
+        TEST(many_threads_write_at_once),
+        TEST(closing_does_what_was_posted),
+        TEST(a_directory_is_for_one_process),
+        TEST(a_file_that_is_no_database_is_refused),
+        TEST(a_damaged_file_is_refused),
+        TEST(a_newer_or_foreign_file_is_refused),
+        cmocka_unit_test(the_schema_has_its_version),
+        TEST(uploads_that_are_not_whole_go),
+        cmocka_unit_test(a_directory_that_cannot_be_made_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
