@@ -12,7 +12,8 @@
 #include <string.h>
 
 static const char environment_prefix[] = "DISTILLCACHE_";
-static const char environment_ignored[] = "DISTILLCACHE_TEST_"; /* the tests' own */
+static const char environment_tests[] = "DISTILLCACHE_TEST_";       /* the tests' own */
+static const char environment_policies[] = "DISTILLCACHE_POLICIES"; /* read by policy/network_shipped.c */
 
 /* One value of the command line. */
 struct assignment {
@@ -235,12 +236,18 @@ static int report_unknown_variable(const char *variable, size_t name_length, str
     return error_set(error, ERROR_INVALID, "unknown environment variable %s: did you mean %s?", quoted, near_name);
 }
 
+/* The variable is another part's. */
+static bool is_ignored(const char *variable, size_t name_length) {
+    return strncmp(variable, environment_prefix, strlen(environment_prefix)) != 0 ||
+           strncmp(variable, environment_tests, strlen(environment_tests)) == 0 ||
+           (name_length == strlen(environment_policies) && strncmp(variable, environment_policies, name_length) == 0);
+}
+
 static int apply_environment(char *const *environment, struct config *config, struct error *error) {
     for (; environment != NULL && *environment != NULL; environment++) {
         const char *variable = *environment;
         size_t name_length = strcspn(variable, "=");
-        if (strncmp(variable, environment_prefix, strlen(environment_prefix)) != 0 ||
-            strncmp(variable, environment_ignored, strlen(environment_ignored)) == 0 || variable[name_length] == '\0')
+        if (is_ignored(variable, name_length) || variable[name_length] == '\0')
             continue;
         const struct option *option = find_variable(variable, name_length);
         if (option == NULL)

@@ -5,6 +5,7 @@ DISTILLCACHE_TEST_SERVER  the program (default build/distillcache)
 DISTILLCACHE_TEST_MODEL   the GGUF model it serves
 DISTILLCACHE_TEST_FAKE    the server on a scheduler without a model (default: tests/unit/fake_server beside the program),
                           for what must happen at a given moment: see tests/unit/fake_scheduler.h
+DISTILLCACHE_TEST_NETWORK_TOOL  what makes random networks (default: tests/model/network_tool beside the program)
 
 No test asserts a time; `eventually` waits for a state, and its limit is only there to end a hung test.
 """
@@ -25,6 +26,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SERVER = os.environ.get("DISTILLCACHE_TEST_SERVER", str(ROOT / "build/distillcache"))
 FAKE = os.environ.get("DISTILLCACHE_TEST_FAKE", str(pathlib.Path(SERVER).parent / "tests/unit/fake_server"))
+NETWORK_TOOL = os.environ.get("DISTILLCACHE_TEST_NETWORK_TOOL",
+                              str(pathlib.Path(SERVER).parent / "tests/model/network_tool"))
 PATIENCE = 120  # seconds until a hung test ends; sanitizers are slow
 
 
@@ -208,12 +211,26 @@ class Stream:
 
 
 @pytest.fixture(scope="session")
-def start_server(tmp_path_factory):
+def policies_folder(tmp_path_factory):
+    """A folder with random networks of the policies distillcache and ranker for the model."""
+    folder = tmp_path_factory.mktemp("policies")
+    model = json.loads(subprocess.check_output([SERVER, "inspect", "--json", os.environ["DISTILLCACHE_TEST_MODEL"]]))
+    shape = {name: model["shape"][name] for name in ("layers", "kv_heads", "head_dim")}
+    requests = [dict(op="create", file=str(folder / f"{model['fingerprint']}{end}.safetensors"), method=method,
+                     features=features, fingerprint=model["fingerprint"], seed=7, **shape)
+                for method, end, features in (("distillcache", "", "content"), ("ranker", "-ranker", "paper"))]
+    subprocess.run([NETWORK_TOOL], input="".join(json.dumps(request) + "\n" for request in requests).encode(), check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory, policies_folder):
     """start_server(*options): another server with the model, stopped at the end; its exit code must be 0."""
     servers = []
 
     def start(*options, fake=False, ready=True, env=None):
         log = tmp_path_factory.mktemp("server") / "log"
+        env = {"DISTILLCACHE_POLICIES": str(policies_folder), **(env or {})}
         if fake:
             server = Server(FAKE, "fake", *options, log=log, env=env)
         else:

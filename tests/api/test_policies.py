@@ -11,12 +11,13 @@ import subprocess
 import openai
 import pytest
 
-from conftest import SERVER, Stream
+from conftest import PATIENCE, SERVER, Stream
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 POLICIES = ["random", "streaming", "h2o", "h2o_mean", "scissorhands", "tova", "snapkv", "pyramidkv", "adakv", "criticalkv",
-            "keydiff", "knorm", "keyformer", "expected_attention", "cake", "laprox", "restkv", "rlkv", "hybrid"]
-EVERY_16 = ["criticalkv", "expected_attention", "laprox", "restkv"]  # interval 16: between prunes the cache grows
+            "keydiff", "knorm", "keyformer", "expected_attention", "cake", "laprox", "restkv", "rlkv", "ranker", "distillcache",
+            "hybrid"]
+EVERY_16 = ["criticalkv", "expected_attention", "laprox", "restkv", "ranker", "distillcache"]  # interval 16: between prunes the cache grows
 STORY = ("The lighthouse keeper wrote a letter every evening. He described the colour of the water, the number of ships "
          "that had passed, and the birds that rested on the rail. ")
 LONG = "".join(f"Day {day}. {STORY}" for day in range(1, 13)) + "On the last day he wrote:"
@@ -69,6 +70,34 @@ def test_every_listed_policy_answers(server):
     for policy in server.get("/v1/models").json["data"][0]["kv_policies"]:
         usage = answer(server, STORY * 4, {"policy": policy, "tokens": 48}, max_tokens=3)["usage"]
         assert usage["completion_tokens"] == 3 and (usage["kv_tokens_kept"] < usage["kv_tokens_seen"]) == (policy != "full")
+
+
+def test_a_model_without_a_trained_policy_says_so(start_server, tmp_path):
+    server = start_server(env={"DISTILLCACHE_POLICIES": str(tmp_path)})
+    for kv_cache in ({"policy": "distillcache"}, {"policy": "ranker", "ratio": 0.5}, {"policy": "hybrid", "base": "ranker"}):
+        error = server.post(COMPLETION, dict(prompt="a", kv_cache=kv_cache)).expect_error(400, param="kv_cache.policy")
+        assert "is trained for this model" in error["message"] and "distillcache train" in error["message"]
+    # Where nothing is evicted, nothing is scored.
+    assert answer(server, SHORT, {"policy": "distillcache", "ratio": 1})["usage"]["completion_tokens"] == 12
+
+
+def test_a_server_does_not_start_with_a_policy_that_is_not_trained(tmp_path):
+    command = [SERVER, "serve", "--model", os.environ["DISTILLCACHE_TEST_MODEL"], "--port", "0"]
+    for policy, words in (("distillcache", b"is trained for this model"), (f"ranker:{tmp_path}/none", b"none: No such file")):
+        done = subprocess.run([*command, "--kv-policy", policy], stderr=subprocess.PIPE, timeout=PATIENCE,
+                              env={**os.environ, "DISTILLCACHE_POLICIES": str(tmp_path)})
+        assert done.returncode != 0 and words in done.stderr, done.stderr
+
+
+def test_requests_change_what_a_network_was_trained_with(server):
+    """The network's interval of 16 counts unless the request names another one."""
+    kept = {}
+    for interval in (None, 1):
+        kv_cache = {"policy": "distillcache", "tokens": 64, **({} if interval is None else {"interval": interval})}
+        kept[interval] = answer(server, kv_cache=kv_cache, max_tokens=11)["usage"]["kv_tokens_kept"]
+    assert kept[None] > kept[1] + 8
+    error = server.post(COMPLETION, dict(prompt="a", kv_cache={"policy": "distillcache", "tokens": 1}))
+    assert "summary" in error.expect_error(400, param="kv_cache")["message"]
 
 
 # Usage
@@ -409,7 +438,7 @@ def test_wrong_policies_are_told_the_right_ones(server):
 def test_any_object_is_answered(fake):
     """Whatever kv_cache holds, the answer is a result or a 400 that names a part of it."""
     draw = random.Random(7)
-    names = ["policy", "ratio", "tokens", "minimum", "interval", "window", "kernel", "sinks", "recent", "scope", "floor", "decode",
+    names = ["policy", "summary", "network", "ratio", "tokens", "minimum", "interval", "window", "kernel", "sinks", "recent", "scope", "floor", "decode",
              "seed", "gates", "x", "", "\u00e4"]
     values = [*POLICIES, "full", None, True, False, 0, 1, -1, 0.5, 0.25, 3.0, 16, 64, 1e300, -1e300, 1e-300, 2**31, 2**63 - 1, "head",
               "layer", "keep", "", "16", "0.5", "\u00e4\u0000", [], {}, [1], {"policy": "h2o"}]

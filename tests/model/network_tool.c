@@ -6,6 +6,8 @@
  *       "kv_heads", "head_dim", "fingerprint", "scope", "floor", "interval", "summary", "protect_recent",
  *       "protect_sinks", "record", "arrays": {name: numbers}}
  *   {"op": "save", "file", "to"} -> null
+ *   {"op": "create", "file", "features", "layers", "kv_heads", "head_dim", "fingerprint", "method", "seed"} -> null, a
+ *       file of random numbers (tests/unit/tiny_network.h)
  *   {"op": "score", "file", "head", "seen", "budget", "positions", "sum", "squared", "entropy", "content",
  *       "value_norm", "output_norm": lists} -> {"inputs": [numbers], "standard": [6], "normalised", "scores"}
  *   {"op": "normalised", "file", "head", "inputs": [numbers]} -> {"scores"}
@@ -13,6 +15,7 @@
  */
 #include "policy/budget.h"
 #include "policy/network.h"
+#include "tests/unit/tiny_network.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -152,10 +155,25 @@ static json_t *run_with(struct policy_network *network, const char *operation, c
     return strcmp(operation, "allocate") == 0 ? run_allocate(network, request) : NULL;
 }
 
+static json_t *run_create(const json_t *request) {
+    bool paper = strcmp(text_of(request, "features"), "paper") == 0;
+    struct network_shape shape = tiny_network_shape(paper ? FEATURES_PAPER : FEATURES_CONTENT,
+        read_u32(request, "layers"), read_u32(request, "kv_heads"), read_u32(request, "head_dim"));
+    struct policy_network *network = tiny_network_create(&shape, read_u32(request, "seed"));
+    snprintf(network->fingerprint, sizeof network->fingerprint, "%s", text_of(request, "fingerprint"));
+    free(network->method);
+    network->method = strdup(text_of(request, "method"));
+    int code = network_save(network, text_of(request, "file"), NULL);
+    network_release(network);
+    return code == 0 ? json_null() : NULL;
+}
+
 static json_t *run(const json_t *request) {
     struct error error;
     if (text_of(request, "op") == NULL || text_of(request, "file") == NULL)
         return NULL;
+    if (strcmp(text_of(request, "op"), "create") == 0)
+        return run_create(request);
     struct policy_network *network = network_load(text_of(request, "file"), &error);
     if (network == NULL)
         return json_pack("{s:s}", "error", error.message);

@@ -239,6 +239,8 @@ static void test_environment_errors(void **state) {
         "environment variable DISTILLCACHE_PORT is \"\": must be a whole number from 0 to 65535");
     assert_refused(CONFIG_SERVE, LIST(), LIST("DISTILLCACHE_PROT=1"),
         "unknown environment variable \"DISTILLCACHE_PROT\": did you mean DISTILLCACHE_PORT?");
+    assert_refused(CONFIG_SERVE, LIST(), LIST("DISTILLCACHE_POLICIES=/a", "DISTILLCACHE_POLICIES_=/a"),
+        "unknown environment variable \"DISTILLCACHE_POLICIES_\"");
     assert_refused(CONFIG_SERVE, LIST(), LIST("DISTILLCACHE_=1"), "unknown environment variable \"DISTILLCACHE_\"");
     assert_refused(
         CONFIG_SERVE, LIST(), LIST("DISTILLCACHE_HELP=true"), "unknown environment variable \"DISTILLCACHE_HELP\"");

@@ -95,10 +95,9 @@ static struct stream *run_stream(struct engine *engine, const char *policy, uint
     return stream;
 }
 
-/* Networks of distillcache and ranker that ship for the fixture's model, in a new folder. */
-static void ship_networks(const struct fixture *fixture, char folder[64]) {
+/* Networks of distillcache and ranker that ship for the fixture's model, in this folder. */
+static void ship_networks(const struct fixture *fixture, const char *folder) {
     const struct policy_model model = engine_policy_model(fixture->engine);
-    tiny_folder_create(folder);
     for (int i = 0; i < 2; i++) {
         enum network_features features = i == 0 ? FEATURES_CONTENT : FEATURES_PAPER;
         struct network_shape shape = tiny_network_shape(features, model.layers, model.kv_heads, model.head_dim);
@@ -112,6 +111,7 @@ static void a_budget_that_is_not_exceeded_changes_nothing(void **state) {
     (void)state;
     char folder[64];
     struct fixture fixture = open_default();
+    tiny_folder_create(folder);
     ship_networks(&fixture, folder);
     struct stream *full = run_stream(fixture.engine, NULL, 1);
     for (uint32_t i = 0; i < policy_count(); i++) {
@@ -129,6 +129,56 @@ static void a_budget_that_is_not_exceeded_changes_nothing(void **state) {
         }
     }
     stream_free(full);
+    tiny_folder_remove(folder);
+    close_fixture(&fixture);
+}
+
+/* What sequence_set_policy says of these settings on an empty sequence; the settings are released. */
+static int try_settings(const struct fixture *fixture, struct policy_settings settings, struct error *error) {
+    struct sequence *sequence = sequence_create(fixture->engine);
+    assert_non_null(sequence);
+    int code = sequence_set_policy(sequence, &settings, 10, error);
+    if (code != 0)
+        assert_null(sequence_policy(sequence));
+    sequence_free(sequence);
+    policy_settings_release(&settings);
+    return code;
+}
+
+static void networks_must_fit_the_model(void **state) {
+    (void)state;
+    char folder[64];
+    struct error error;
+    struct fixture fixture = open_default();
+    const struct policy_model model = engine_policy_model(fixture.engine);
+    tiny_folder_create(folder);
+    setenv("DISTILLCACHE_POLICIES", folder, 1);
+    assert_int_equal(try_settings(&fixture, pruning_settings("distillcache"), &error), ERROR_IO);
+    assert_non_null(strstr(error.message, "is trained for this model"));
+    assert_int_equal(try_settings(&fixture, pruning_settings("hybrid,base=ranker"), &error), ERROR_IO);
+    assert_int_equal(try_settings(&fixture, pruning_settings("distillcache,ratio=1"), &error), 0);
+    ship_networks(&fixture, folder);
+    assert_int_equal(try_settings(&fixture, pruning_settings("distillcache"), &error), 0);
+    assert_int_equal(try_settings(&fixture, pruning_settings("hybrid,base=ranker"), &error), 0);
+    /* Settings that have a network: what they say counts, not what the network was trained with. */
+    struct network_shape shape = tiny_network_shape(FEATURES_CONTENT, model.layers, model.kv_heads, model.head_dim);
+    struct policy_settings settings = pruning_settings("distillcache");
+    settings.network = tiny_network_create(&shape, 3);
+    settings.interval = 3;
+    struct sequence *sequence = sequence_create(fixture.engine);
+    assert_int_equal(sequence_set_policy(sequence, &settings, 10, &error), 0);
+    assert_int_equal(sequence_policy(sequence)->interval, 3);
+    assert_false(sequence_policy(sequence)->summary);
+    assert_ptr_equal(sequence_policy(sequence)->network, settings.network);
+    assert_int_equal(settings.network->references, 2);
+    sequence_free(sequence);
+    assert_int_equal(settings.network->references, 1);
+    policy_settings_release(&settings);
+    shape.layers++;
+    settings = pruning_settings("distillcache");
+    settings.network = tiny_network_create(&shape, 3);
+    assert_int_equal(try_settings(&fixture, settings, &error), ERROR_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "the policy's network is for"));
     tiny_folder_remove(folder);
     close_fixture(&fixture);
 }
@@ -481,6 +531,7 @@ static void the_slot_that_goes_is_the_oldest_of_the_worst(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_budget_that_is_not_exceeded_changes_nothing),
+        cmocka_unit_test(networks_must_fit_the_model),
         cmocka_unit_test(keeping_everything_costs_nothing),
         cmocka_unit_test(what_is_kept_is_attended_to_as_if_nothing_else_had_been),
         cmocka_unit_test(the_error_of_a_prune_is_bounded_by_the_attention_on_what_went),
