@@ -291,6 +291,26 @@ void network_release(struct policy_network *network) {
     free(network);
 }
 
+/* FNV-1a. */
+static uint64_t digest_bytes(uint64_t digest, const void *bytes, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        digest = (digest ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
+    return digest;
+}
+
+uint64_t network_digest(const struct policy_network *network) {
+    const struct network_shape *shape = &network->shape;
+    const uint32_t numbers[] = {shape->features, shape->inputs, shape->content, shape->hidden, shape->layers,
+        shape->kv_heads, shape->head_dim, network->scope, network->interval, network->summary, network->protect_recent,
+        network->protect_sinks};
+    uint64_t digest = digest_bytes(14695981039346656037u, numbers, sizeof numbers);
+    struct network_array array;
+    digest = digest_bytes(digest, &network->floor, sizeof network->floor);
+    for (uint32_t i = 0; network_array(network, i, &array); i++)
+        digest = digest_bytes(digest, array.values, array.count * sizeof array.values[0]);
+    return digest;
+}
+
 /* ---- inputs ---- */
 
 /* What each input is of slot i, before normalisation. */

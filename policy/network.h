@@ -132,6 +132,9 @@ struct network_array {
 bool network_array(const struct policy_network *network, uint32_t index, struct network_array *out);
 size_t network_parameters_count(const struct policy_network *network); /* of trained arrays */
 
+/* A number that tells networks apart: of shape, arrays and defaults, not of method, fingerprint and record. */
+uint64_t network_digest(const struct policy_network *network);
+
 /* Statistics (enum statistic) that the inputs are made of. */
 uint32_t network_needs(const struct network_shape *shape);
 

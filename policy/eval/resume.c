@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy/eval/resume.h"
 
+#include "policy/network.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -10,15 +12,26 @@
 
 /* ---- writing ---- */
 
+enum { NETWORK_TEXT_MAX = 17 };
+
+/* Which network scores: its file may be another one by now. NULL: none does. */
+static const char *write_network(const struct eval_variant *variant, char text[static NETWORK_TEXT_MAX]) {
+    if (variant->settings.network == NULL)
+        return NULL;
+    snprintf(text, NETWORK_TEXT_MAX, "%016" PRIx64, network_digest(variant->settings.network));
+    return text;
+}
+
 /* What a result depends on beside the item. Texts that are not UTF-8 (file names of policies) fail: NULL. */
 static json_t *key_json(const struct eval_setup *setup, const struct eval_result *result) {
     const struct eval_variant *variant = &setup->variants[result->variant];
-    return json_pack("{s:s, s:s, s:I, s:b, s:I, s:s, s:f, s:I, s:I, s:I, s:I}", "model", setup->model, "task",
+    char network[NETWORK_TEXT_MAX];
+    return json_pack("{s:s, s:s, s:I, s:b, s:I, s:s, s:s*, s:f, s:I, s:I, s:I, s:I}", "model", setup->model, "task",
         setup->task, "seed", (json_int_t)setup->seed, "query_aware", (int)setup->query_aware, "continuation",
-        (json_int_t)setup->continuation, "kv_policy", variant->policy, "kv_ratio",
-        variant->settings.tokens == 0 ? variant->ratio : 0.0, "kv_tokens", (json_int_t)variant->settings.tokens,
-        "length", (json_int_t)setup->lengths[result->length], "item", (json_int_t)result->item, "part",
-        (json_int_t)result->part);
+        (json_int_t)setup->continuation, "kv_policy", variant->policy, "kv_network", write_network(variant, network),
+        "kv_ratio", variant->settings.tokens == 0 ? variant->ratio : 0.0, "kv_tokens",
+        (json_int_t)variant->settings.tokens, "length", (json_int_t)setup->lengths[result->length], "item",
+        (json_int_t)result->item, "part", (json_int_t)result->part);
 }
 
 static json_t *number_json(double value) {
@@ -116,8 +129,12 @@ static bool is_text(const json_t *line, const char *name, const char *text) {
 
 static bool same_variant(const json_t *line, const struct eval_variant *variant) {
     double ratio = variant->settings.tokens == 0 ? variant->ratio : 0;
-    return is_text(line, "kv_policy", variant->policy) && number_of(line, "kv_ratio") == ratio &&
-           integer_of(line, "kv_tokens") == variant->settings.tokens;
+    char text[NETWORK_TEXT_MAX];
+    if (!is_text(line, "kv_policy", variant->policy) || number_of(line, "kv_ratio") != ratio ||
+        integer_of(line, "kv_tokens") != variant->settings.tokens)
+        return false;
+    const char *network = write_network(variant, text);
+    return network != NULL ? is_text(line, "kv_network", network) : json_object_get(line, "kv_network") == NULL;
 }
 
 /* Whether the line is one of this setup; where, in *result. */

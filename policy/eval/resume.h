@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The file of --resume: JSON Lines, one finished result each, with everything that it depends on (model, task, policy,
- * ratio or budget, length, seed, query_aware, continuation, item and part, digest of the item's tokens). Lines are
- * appended and flushed one by one; a line that a killed run left torn is passed over. Results of other settings may
- * stand in the same file.
+ * its network, ratio or budget, length, seed, query_aware, continuation, item and part, digest of the item's tokens).
+ * Lines are appended and flushed one by one; a line that a killed run left torn is passed over. Results of other
+ * settings may stand in the same file.
  */
 #ifndef POLICY_EVAL_RESUME_H
 #define POLICY_EVAL_RESUME_H

@@ -17,6 +17,7 @@
 #include "policy/eval/chart.h"
 #include "policy/eval/report.h"
 #include "policy/eval/resume.h"
+#include "tests/unit/tiny_network.h"
 
 static const uint32_t lengths[] = {256, 1024};
 static struct eval_variant variants[] = {{.policy = "full", .ratio = 1}, {.policy = "h2o,recent=0.3", .ratio = 0.25},
@@ -315,6 +316,36 @@ static void resume_keeps_everything(void **state) {
     free(name);
 }
 
+/* A policy's file may hold another network by now: the results of the old one are none of the new one's. */
+static void resume_tells_networks_apart(void **state) {
+    (void)state;
+    struct eval_variant trained[] = {
+        {.policy = "full", .ratio = 1}, {.policy = "distillcache:a", .ratio = 0.25, .settings = {.ratio = 0.25}}};
+    struct network_shape shape = tiny_network_shape(FEATURES_CONTENT, 2, 1, 4);
+    struct policy_network *network = tiny_network_create(&shape, 1), *other = tiny_network_create(&shape, 2);
+    struct eval_setup setup = setup_example(true);
+    struct eval_results written = {0};
+    char *name = temporary_file();
+    uint32_t torn;
+    setup.variants = trained;
+    setup.variants_count = 2;
+    trained[1].settings.network = network;
+    add_score(&written, 0, 1, 1, EVAL_RIGHT, 4);
+    write_results(name, &setup, &written);
+    struct policy_network *const cases[] = {network, other, NULL};
+    for (int i = 0; i < 3; i++) {
+        trained[1].settings.network = cases[i];
+        struct eval_results results = read_results(name, &setup, &torn);
+        assert_int_equal(results.count, i == 0);
+        eval_results_free(&results);
+    }
+    eval_results_free(&written);
+    network_release(network);
+    network_release(other);
+    unlink(name);
+    free(name);
+}
+
 static void resume_takes_its_own_only(void **state) {
     (void)state;
     struct eval_setup setup = setup_example(true);
@@ -405,6 +436,7 @@ int main(void) {
         cmocka_unit_test(json_has_what_was_measured),
         cmocka_unit_test(csv_is_rectangular),
         cmocka_unit_test(resume_keeps_everything),
+        cmocka_unit_test(resume_tells_networks_apart),
         cmocka_unit_test(resume_takes_its_own_only),
         cmocka_unit_test(resume_survives_a_torn_line),
         cmocka_unit_test(charts_escape_and_survive),

@@ -137,8 +137,13 @@ static void test_copy(void **state) {
     struct policy_network *network = make(&plain), *copy = network_copy(network);
     assert_non_null(copy);
     expect_same(network, copy);
+    assert_true(network_digest(network) == network_digest(copy));
     network->w1[0] += 1;
     assert_true(network->w1[0] != copy->w1[0]);
+    assert_true(network_digest(network) != network_digest(copy));
+    network->w1[0] = copy->w1[0];
+    network->interval++;
+    assert_true(network_digest(network) != network_digest(copy));
     network_release(network);
     assert_int_equal(copy->references, 1);
     network_release(copy);
