@@ -155,16 +155,6 @@ static int check_gates(const struct engine *engine, const struct policy_settings
     return 0;
 }
 
-/* Positions in the cache turn the sinks' keys at every prune: a key that stands for tokens at many positions would have
- * to turn with them. */
-static int check_summary(const struct policy_settings *settings, struct error *error) {
-    if (settings->summary && settings->cache_positions)
-        return error_set(error, ERROR_UNSUPPORTED,
-            "options summary and positions of policy %s: a summary slot needs original positions",
-            settings->policy->name);
-    return 0;
-}
-
 struct statistics_shape engine_statistics_shape(const struct engine *engine, const struct policy_settings *settings) {
     const struct model_shape *shape = &engine->model->shape;
     return (struct statistics_shape){
@@ -236,8 +226,6 @@ static int set_policy(
     int code = policy_settings_check(settings, error);
     if (code == 0)
         code = check_gates(sequence->engine, settings, error);
-    if (code == 0)
-        code = check_summary(settings, error);
     if (code == 0)
         code = check_network(sequence->engine, settings, error);
     if (code == 0)

@@ -160,10 +160,14 @@ int policy_settings_parse(const char *text, struct policy_settings *settings, st
 
 /* ---- the whole ---- */
 
-/* The slot that stands for evicted tokens needs one beside it. */
+/* The slot that stands for evicted tokens needs one beside it. Positions in the cache turn the sinks at every prune:
+ * the key of tokens at many positions cannot turn with them. */
 static int check_summary(const struct policy_settings *settings, struct error *error) {
     bool sparse = policy_settings_by_sparsity(settings);
     uint32_t least = settings->tokens > 0 ? settings->tokens : settings->minimum;
+    if (settings->summary && settings->cache_positions)
+        return error_set(error, ERROR_UNSUPPORTED,
+            "option summary is 1: must be 0 with positions: cache, a summary slot needs original positions");
     if (sparse)
         least = settings->sinks + settings->recent_tokens;
     if (!settings->summary || policy_settings_keep_all(settings) || least >= 2)

@@ -8,7 +8,6 @@
 
 #include <cmocka.h>
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -41,14 +40,8 @@ struct engine *pruning_engine(const struct model *model, const struct engine_opt
 struct policy_settings pruning_settings(const char *text) {
     struct policy_settings settings;
     struct error error = {0};
-    char words[256];
-    snprintf(words, sizeof words, "%s", text);
-    char *summary = strstr(words, ",summary=1");
-    if (summary != NULL)
-        *summary = '\0';
-    if (policy_settings_parse(words, &settings, &error) != 0)
+    if (policy_settings_parse(text, &settings, &error) != 0)
         fail_msg("%s: %s", text, error.message);
-    settings.summary = summary != NULL;
     return settings;
 }
 
