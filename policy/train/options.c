@@ -70,7 +70,7 @@ static const struct entry entries[] = {
         "steps of the policy gradient in the space of few parameters"},
     {"future", KIND_COUNT, AT(future), 1, 65536, NULL, "rank: queries whose attention is to be predicted"},
     {"rollout", KIND_COUNT, AT(rollout), 2, 65536, NULL, "tokens of a rollout"},
-    {"students", KIND_COUNT, AT(students), 2, 256, NULL, "rollouts of the same prompt at once"},
+    {"students", KIND_COUNT, AT(students), 1, 32, NULL, "rollouts of the same prompt at once"},
     {"reward", KIND_CHOICE, AT(reward), 0, 0, rewards, "of a rollout's steps"},
     {"sampler", KIND_CHOICE, AT(sampler), 0, 0, samplers, "distribution over what is kept"},
     {"temperature", KIND_FLOAT, AT(temperature), 1e-3, 1e3, NULL, "of sampler subset"},

@@ -15,7 +15,7 @@
 #include "policy/train/start.h"
 
 /* In the order in which they run. */
-static const struct train_stage *const stages[] = {&stage_rank, &stage_kl_parameter};
+static const struct train_stage *const stages[] = {&stage_rank, &stage_kl, &stage_kl_parameter};
 enum { STAGES = sizeof stages / sizeof stages[0], REPORTS_MOST = 200 /* of a stage; short ones report every step */ };
 
 struct run {
