@@ -55,7 +55,7 @@ struct kl_state {
 };
 
 static uint32_t kl_steps(const struct train_options *options) {
-    return options->reward == REWARD_RANKING ? 0 : options->kl_steps;
+    return options->kl_steps;
 }
 
 /* ---- begin and end ---- */
@@ -197,6 +197,8 @@ static int kl_begin(struct training *training, struct error *error) {
     training->stage_state = state;
     if (state == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for the stage kl");
+    if (options->reward == REWARD_RANKING)
+        return error_set(error, ERROR_UNSUPPORTED, "reward ranking is not built into this program");
     state->training = training;
     state->bare = *shape;
     state->bare.content = 0;
