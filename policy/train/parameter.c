@@ -148,15 +148,18 @@ static double draw_normal(const struct training *training, uint32_t prompt, uint
     return sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v);
 }
 
+static double draw_parameter(const struct parameter_state *state, uint32_t prompt, uint32_t pair, uint32_t index) {
+    const struct parameters *p = &state->parameters;
+    return deviation_of(p, index) * draw_normal(state->training, prompt, (uint64_t)pair * p->count + index);
+}
+
 /* Draws the students' networks. */
 static int draw_students(struct parameter_state *state, uint32_t prompt, struct error *error) {
     const struct parameters *p = &state->parameters;
     for (uint32_t i = 0; i < state->students; i++) {
         double *draw = state->draws + (size_t)i * p->count;
         for (uint32_t j = 0; j < p->count; j++)
-            draw[j] = i % 2 == 1
-                          ? -draw[j - p->count]
-                          : deviation_of(p, j) * draw_normal(state->training, prompt, (uint64_t)(i / 2) * p->count + j);
+            draw[j] = i % 2 == 1 ? -(draw - p->count)[j] : draw_parameter(state, prompt, i / 2, j);
         network_release(state->networks[i]);
         state->networks[i] = network_copy(state->training->network);
         if (state->networks[i] == NULL)
