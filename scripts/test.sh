@@ -99,7 +99,7 @@ thread_tests=(log scheduler server_loop threads)
 
 need_tsan_build() {
   need_setup
-  need_build build-tsan "distillcache tests/unit/fake_server tests/parity/parity ${thread_tests[*]/#/tests/unit/test_}" --werror -Dtests=true -Db_sanitize=thread \
+  need_build build-tsan "distillcache tests/unit/fake_server tests/model/network_tool tests/parity/parity ${thread_tests[*]/#/tests/unit/test_}" --werror -Dtests=true -Db_sanitize=thread \
     -Db_lundef=false --optimization=2 -Ddebug=true
 }
 
