@@ -23,7 +23,8 @@ struct run {
     uint64_t steps;         /* of all stages */
     bool begun;             /* the background's turn */
     double start, last;     /* of the run, of the last report */
-    uint64_t first_step;    /* where this process began */
+    double steps_start;     /* when the stage's preparation was done */
+    uint64_t first_step;    /* and which step that was */
     uint64_t last_tokens;
     char message[256];
 };
@@ -73,7 +74,7 @@ static struct train_event event_of(const struct run *run, enum train_event_kind 
     const struct training *training = &run->state.training;
     return (struct train_event){.kind = kind,
         .message = run->message,
-        .stage = training->stage < STAGES ? stages[training->stage]->name : "end",
+        .stage = stages[training->stage < STAGES ? training->stage : STAGES - 1]->name,
         .step = training->step,
         .steps = run->steps,
         .loss = NAN,
@@ -110,12 +111,12 @@ void train_progress(struct training *training, const char *what, uint64_t done, 
         (unsigned long long)all);
 }
 
-/* Time left by the steps of this process so far. */
+/* Time left by the steps of the stage in this process so far; the preparation of other stages is not foreseen. */
 static void add_times(struct run *run, struct train_event *event) {
     double now = clock_seconds();
     uint64_t done = event->step - run->first_step, tokens = event->tokens - run->last_tokens;
     if (done > 0)
-        event->seconds_left = (now - run->start) / (double)done * (double)(run->steps - event->step);
+        event->seconds_left = (now - run->steps_start) / (double)done * (double)(run->steps - event->step);
     if (now > run->last && event->tokens >= run->last_tokens)
         event->tokens_per_second = (double)tokens / (now - run->last);
     run->last = now;
@@ -426,6 +427,8 @@ static int run_stage(struct run *run, struct error *error) {
         if (resumed) /* what is made again is not counted again */
             training->tokens = tokens;
     }
+    run->steps_start = clock_seconds();
+    run->first_step = training->step;
     if (code == 0)
         code = make_steps(run, steps, error);
     if (begins)
@@ -465,7 +468,6 @@ static int resume(struct run *run, struct error *error) {
 static int run_stages(struct run *run, struct error *error) {
     struct training *training = &run->state.training;
     int code = 0;
-    run->first_step = training->step;
     run->last_tokens = training->tokens;
     while (code == 0 && training->stage < STAGES)
         code = run_stage(run, error);

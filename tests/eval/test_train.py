@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`distillcache train` on the real model, in sizes that take seconds: its lines, its files, stopping and resuming, and
+wrong usage. That training finds what it should is tests/unit/test_train_rank.c's. No test asserts a time.
+
+Needs DISTILLCACHE_TEST_MODEL and the programs in DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
+"""
+import json
+import math
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import xml.etree.ElementTree
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
+MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
+TIMEOUT_S = 300
+STEPS = 12
+SIZES = {"sequences": 4, "prompt_least": 96, "prompt_most": 128, "future": 16, "rollout": 16, "valid_prompts": 2,
+         "valid_rollout": 8, "valid_every": 5, "checkpoint_every": 4, "warmup_steps": 2}
+OPTIONS = ("--method", "ranker", "--steps", STEPS, "--ratio", "0.4,0.3", "--json",
+           *(part for name, value in SIZES.items() for part in ("--set", f"{name}={value}")))
+
+
+def command(out, *options):
+    return [BUILD / "distillcache", "train", "--model", MODEL, "--out", out, *map(str, options)]
+
+
+def run_train(out, *options):
+    return subprocess.run(command(out, *options), timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True)
+
+
+def events_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def metrics_of(events):
+    """What does not depend on the time."""
+    keys = ("step", "loss", "gradient_norm", "learning_rate", "kl_valid", "kl_valid_relative", "tokens")
+    return {e["step"]: {k: e[k] for k in keys if k in e} for e in events if e["event"] == "metrics"}
+
+
+def safetensors(file):
+    data = pathlib.Path(file).read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + size])
+    return header.pop("__metadata__"), header
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    """Lines of which none is like another, so that cuts differ."""
+    lines = [f"{i}. The {a} of {b} weighed {i * i % 97} pounds and was sold to {c}."
+             for i, (a, b, c) in enumerate((x, y, z) for x in ("barrel", "crate", "sack", "chest")
+                                           for y in ("apples", "iron", "wool", "salt", "books")
+                                           for z in ("the miller", "a ship", "the town", "my uncle"))]
+    file = folder / "text.txt"
+    file.write_text("\n".join(lines * 3) + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def whole(folder, text):
+    done = run_train(folder / "whole.safetensors", "--data", text, *OPTIONS, "--plot", folder / "curves.svg")
+    assert done.returncode == 0, done.stderr
+    return events_of(done.stdout)
+
+
+def test_lines(whole):
+    metrics = [e for e in whole if e["event"] == "metrics"]
+    assert [e["step"] for e in metrics] == list(range(1, STEPS + 1))
+    for event in metrics:
+        assert event["stage"] == "rank" and event["steps"] == STEPS and event["seconds_left"] >= 0
+        assert event["loss"] > 0 and event["gradient_norm"] > 0 and 0 < event["learning_rate"] <= 0.003
+        compared = event["step"] in (5, 10, STEPS)
+        assert ("kl_valid" in event) == compared and ("kl_valid_relative" in event) == compared
+        assert "reward" not in event and "entropy" not in event
+    checkpoints = [e for e in whole if e["event"] == "checkpoint"]
+    assert [e["step"] for e in checkpoints] == [4, 8, STEPS]
+    assert all(pathlib.Path(e["file"]).is_file() for e in checkpoints)
+
+
+def test_policy_file(whole, folder):
+    metadata, tensors = safetensors(folder / "whole.safetensors")
+    record = json.loads(metadata["record"])
+    assert metadata["method"] == "ranker" and metadata["features"] == "content"
+    assert record["options"]["rank_steps"] == str(STEPS) and record["data"] == "text.txt"
+    relative = {v["step"]: v["relative_to_h2o"] for v in record["held_out"]}
+    by_event = {e["step"]: e["kl_valid_relative"] for e in whole if "kl_valid_relative" in e}
+    assert relative.keys() == by_event.keys()
+    assert all(math.isclose(relative[s], by_event[s], rel_tol=1e-5) for s in relative)
+    # The best of those compared is what is written.
+    best = min((e["kl_valid"], e["step"]) for e in whole if "kl_valid" in e)[1]
+    assert record["step"] == best
+    assert tensors["content"]["shape"] == [90, 8, 64] or tensors["content"]["shape"] == [30 * 3, 8, 64]
+
+
+def test_plot(whole, folder):
+    root = xml.etree.ElementTree.parse(folder / "curves.svg").getroot()
+    names = {e.text for e in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"loss", "held-out KL"} <= names and "reward" not in names
+
+
+def test_interrupted_and_resumed(whole, folder, text):
+    out = folder / "part.safetensors"
+    process = subprocess.Popen(command(out, "--data", text, *OPTIONS), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+    seen = []
+    for line in process.stdout:
+        seen.append(json.loads(line))
+        if seen[-1]["event"] == "metrics" and seen[-1]["step"] == 6:
+            process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT_S) == 1
+    assert "stopped at step" in process.stderr.read()
+    assert not out.exists()
+    done = run_train(out, "--data", text, *OPTIONS, "--resume")
+    assert done.returncode == 0, done.stderr
+    again = events_of(done.stdout)
+    assert again[0]["message"].startswith("resumed at step")
+    expected = metrics_of(whole)
+    assert metrics_of(seen).items() <= expected.items() and metrics_of(again).items() <= expected.items()
+    assert {**metrics_of(seen), **metrics_of(again)} == expected
+    assert out.read_bytes() == (folder / "whole.safetensors").read_bytes()
+
+
+def test_the_policy_serves(whole, folder, text):
+    done = subprocess.run([BUILD / "distillcache", "eval", "--model", MODEL, "--task", "kl", "--data", text, "--json",
+                           "--length", "160", "--continuation", "8", "--limit", "2", "--kv-ratio", "0.4", "--kv-policy",
+                           f"distillcache:{folder / 'whole.safetensors'}", "--kv-policy", "random"],
+                          timeout=TIMEOUT_S, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 3 and rows[1]["kv_tokens_kept"] == rows[2]["kv_tokens_kept"] == math.floor(0.4 * 168)
+
+
+@pytest.mark.parametrize("options, message", [
+    (("--set", "colour=red"), "no option of training is called \"colour\": method, recipe"),
+    (("--set", "hidden"), "must be NAME=VALUE"),
+    (("--set", "method=rlkv"), "give --method instead"),
+    (("--ratio", "0.5,2"), "option --ratio"),
+    (("--data", "/nowhere.txt"), "/nowhere.txt"),
+    (("--set", "prompt_most=100000"), "more than the"),
+])
+def test_wrong_usage(folder, options, message):
+    done = run_train(folder / "wrong.safetensors", "--method", "ranker", *options)
+    assert done.returncode in (1, 2) and message in done.stderr
+    assert not (folder / "wrong.safetensors").exists()
