@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { STREAM_COPYING = 0x434F5059, PIECE_BYTES = PROSE_SENTENCE_MAX + 2, FACTS_MAX = 64, KINDS = 4 };
+enum { QUESTION_TOKENS = 32 /* of a question with one answer, about */ };
 
 /* What one prompt is made with. Random numbers are counted, so that a prompt depends on (seed, index) alone. */
 struct writer {
@@ -65,6 +66,7 @@ static int write_passage(struct writer *writer, size_t until, struct error *erro
 
 struct fact {
     char name[32], value[32];
+    size_t place; /* in the tokens */
 };
 
 static void make_word(struct writer *writer, char *word) {
@@ -104,6 +106,11 @@ static int write_fact(
     return write_text(writer, text, error);
 }
 
+static int write_filler(struct writer *writer, struct error *error) {
+    int code = write_prose(writer, writer->out->count + 1 + draw(writer, 60), error);
+    return code == 0 ? write_text(writer, "\n", error) : code;
+}
+
 /* States facts and filler until the prompt is nearly full. Returns the number of facts in *count. */
 static int state_facts(struct writer *writer, const struct form *form, size_t until, struct fact *facts,
     uint32_t *count, struct error *error) {
@@ -114,11 +121,21 @@ static int state_facts(struct writer *writer, const struct form *form, size_t un
         if (*count == FACTS_MAX)
             return write_prose(writer, until, error);
         make_fact(writer, &facts[*count]);
+        facts[*count].place = writer->out->count;
         code = write_fact(writer, form->statement, &facts[(*count)++], error);
         if (code == 0 && *count % apart == 0)
-            code = write_prose(writer, writer->out->count + 1 + draw(writer, 60), error);
+            code = write_filler(writer, error);
     }
     return code;
+}
+
+/* The first fact that will not be cut (cut_front), as far as that can be told before the question. */
+static uint32_t first_kept(const struct writer *writer, const struct fact *facts, uint32_t count, uint32_t length) {
+    size_t cut = writer->out->count + QUESTION_TOKENS > length ? writer->out->count + QUESTION_TOKENS - length : 0;
+    uint32_t first = 0;
+    while (first + 1 < count && facts[first].place < cut)
+        first++;
+    return first;
 }
 
 static int write_facts(
@@ -126,11 +143,12 @@ static int write_facts(
     struct fact facts[FACTS_MAX];
     uint32_t count = 0, given = draw(writer, 2);
     int code = state_facts(writer, form, length, facts, &count, error);
+    uint32_t first = first_kept(writer, facts, count, length);
     if (code == 0)
         code = write_text(writer, form->asking, error);
     *prompt = (uint32_t)writer->out->count;
     for (uint32_t i = 0; code == 0 && writer->out->count < (size_t)*prompt + writer->options->future; i++) {
-        const struct fact *fact = &facts[form->in_order ? i % count : draw(writer, count)];
+        const struct fact *fact = &facts[first + (form->in_order ? i % (count - first) : draw(writer, count - first))];
         code = write_fact(writer, form->answer, fact, error);
         if (i + 1 == given) /* one as an example */
             *prompt = (uint32_t)writer->out->count;
@@ -143,7 +161,9 @@ static int write_facts(
 static int write_repetition(struct writer *writer, uint32_t length, uint32_t *prompt, struct error *error) {
     uint32_t passage = writer->options->future + 8;
     passage = passage > length / 2 ? length / 2 : passage;
-    uint32_t before = draw(writer, length - passage > 16 ? length - passage - 16 : 1);
+    uint32_t room = length - passage > 16 ? length - passage - 16 : 1;
+    uint32_t least = room / 2 < QUESTION_TOKENS ? room / 2 : QUESTION_TOKENS; /* what is cut in front is no passage */
+    uint32_t before = least + draw(writer, room - least);
     int code = write_passage(writer, before, error);
     if (code == 0 && before > 0)
         code = write_text(writer, "\n\n", error);
