@@ -261,6 +261,24 @@ static void test_resume(void **state) {
     free(expected);
 }
 
+/* The paper's features take the same way; their means are those of each prompt. */
+static void test_paper_features(void **state) {
+    (void)state;
+    struct heard heard = {0};
+    struct error error = {0};
+    clean();
+    struct train_run run = describe(&heard);
+    assert_int_equal(train_options_set(&run.options, "features", "paper", &error), 0);
+    run.options.hidden = 8;
+    if (execute(&run, &usual, &error) != 0)
+        fail_msg("%s", error.message);
+    struct policy_network *network = network_load(out, &error);
+    assert_non_null(network);
+    assert_int_equal(network->shape.features, FEATURES_PAPER);
+    assert_true(heard.metrics[STEPS - 1].kl_valid > 0);
+    network_release(network);
+}
+
 static void assert_resume_fails(struct train_run *run, int code, const char *text) {
     struct error error = {0};
     run->resume = true;
@@ -322,6 +340,7 @@ int main(void) {
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_same_bytes_anywhere),
         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_paper_features),
         cmocka_unit_test(test_checkpoint_errors),
         cmocka_unit_test(test_failures),
     };
