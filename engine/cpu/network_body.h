@@ -8,19 +8,25 @@
 #include <math.h>
 #include <string.h>
 
-/* Hidden units whose sums are kept in registers at a time: a part of NETWORK_ROWS. */
-enum { NETWORK_BLOCK_ROWS = LANES_BLOCK_VECTORS > 1 ? NETWORK_ROWS : LANES_BLOCK_ROWS > 1 ? 4 : 1 };
+/* Hidden units whose sums are kept in registers at a time, a part of NETWORK_ROWS, and vectors of slots. */
+enum {
+    NETWORK_BLOCK_ROWS = LANES_BLOCK_VECTORS > 1 ? NETWORK_ROWS
+                         : LANES_BLOCK_ROWS > 1  ? 4
+                                                 : 1,
+    NETWORK_BLOCK_VECTORS = LANES_BLOCK_VECTORS > 1 ? 2 : 1,
+};
 
 static uint32_t network_next_unknown(const uint16_t *norms, const int32_t *positions, uint32_t slots, uint32_t slot) {
     for (; slot + LANES <= slots; slot += LANES) {
         uint32_t unknown = 0;
         for (uint32_t i = 0; i < LANES; i++)
-            unknown |= (uint32_t)(norms[slot + i] == 0) & (uint32_t)(positions[slot + i] != KV_NO_POSITION);
-        if (unknown != 0)
-            return slot;
+            unknown |= norms[slot + i] == 0;
+        for (uint32_t i = 0; unknown != 0 && i < LANES; i++)
+            if (norms[slot + i] == 0 && (positions == NULL || positions[slot + i] != KV_NO_POSITION))
+                return slot;
     }
     for (uint32_t i = slot; i < slots; i++)
-        if (norms[i] == 0 && positions[i] != KV_NO_POSITION)
+        if (norms[i] == 0 && (positions == NULL || positions[i] != KV_NO_POSITION))
             return slot;
     return slots;
 }
@@ -79,23 +85,26 @@ static double network_wide_sum(uint64_t sum) {
     return (double)(float)((value - 0x1p52) * 0x1p-24);
 }
 
+/* Divisions as the plain computation has them: where nothing but rounding is left of the variance, it is the same. */
 static void network_attend(const struct network_chunk *chunk, uint32_t count, struct network_attention *out) {
     const uint64_t *restrict sums = chunk->sum, *restrict squares = chunk->squared;
     const int32_t *restrict positions = chunk->positions;
     double seen = (double)chunk->seen;
-    for (uint32_t i = 0; sums != NULL && i < count; i++) {
-        double sum = network_wide_sum(sums[i]);
+    if (sums == NULL)
+        return;
+    if (squares == NULL)
+        squares = sums;
+    for (uint32_t i = 0; i < count; i++) {
+        double queries = seen - (double)positions[i], sum = network_wide_sum(sums[i]);
+        double mean = sum / queries, variance = network_wide_sum(squares[i]) / queries - mean * mean;
         out->sum[i] = (float)sum;
-        out->mean[i] = (float)(sum / (seen - (double)positions[i]));
+        out->mean[i] = (float)mean;
+        out->deviation[i] = (float)variance;
     }
-    for (uint32_t i = 0; sums != NULL && squares != NULL && i < count; i++) {
-        double queries = seen - (double)positions[i];
-        double mean = network_wide_sum(sums[i]) / queries, square = network_wide_sum(squares[i]) / queries;
-        double variance = square - mean * mean;
-        out->deviation[i] = (float)(variance > 0 ? variance : 0);
+    for (uint32_t i = 0; i < count; i += LANES) {
+        struct lanes variance = lanes_max(lanes_load(out->deviation + i), lanes_set(0));
+        lanes_store(out->deviation + i, lanes_sqrt(variance));
     }
-    for (uint32_t i = 0; sums != NULL && squares != NULL && i < count; i += LANES)
-        lanes_store(out->deviation + i, lanes_sqrt(lanes_load(out->deviation + i)));
 }
 
 /* ln(1e-6 + x * factor) */
@@ -121,7 +130,7 @@ static void network_entropy(const struct network_chunk *chunk, const float *plac
 static void network_age(float seen, const float *places, uint32_t count, float *out) {
     for (uint32_t i = 0; i < count; i += LANES) { /* 1 + age, exact */
         struct lanes queries = lanes_sub(lanes_set(seen), lanes_load(places + i));
-        lanes_store(out + i, lanes_div(lanes_log(queries), lanes_set(6)));
+        lanes_store(out + i, lanes_mul(lanes_log(queries), lanes_set(1 / 6.0f)));
     }
 }
 
@@ -140,7 +149,7 @@ static void network_fill(float value, uint32_t count, float *out) {
 
 static void network_shares(float seen, const float *places, uint32_t count, float *out) {
     for (uint32_t i = 0; i < count; i += LANES)
-        lanes_store(out + i, lanes_div(lanes_load(places + i), lanes_set(seen)));
+        lanes_store(out + i, lanes_mul(lanes_load(places + i), lanes_set(1 / seen)));
 }
 
 /* One input of a chunk. places: positions as floats. */
@@ -212,33 +221,52 @@ static void network_normalise_row(float *x, uint32_t count, float offset, float 
 
 /* ---- scores ---- */
 
-/* Hidden units first .. first + NETWORK_BLOCK_ROWS - 1 of eight, for sixteen slots. */
-static inline struct lanes network_units(
-    const struct network_weights *weights, const float *w1, const float *x, uint32_t unit, struct lanes score) {
-    struct lanes sums[NETWORK_BLOCK_ROWS];
+/* NETWORK_BLOCK_ROWS hidden units from `unit` on, for V vectors of slots: adds what they are worth to scores. */
+static inline __attribute__((always_inline)) void network_units(const struct network_weights *weights, const float *x,
+    uint32_t unit, uint32_t V, struct lanes scores[NETWORK_BLOCK_VECTORS]) {
+    const float *w1 = weights->w1 + (size_t)unit / NETWORK_ROWS * NETWORK_ROWS * weights->inputs + unit % NETWORK_ROWS;
+    struct lanes sums[NETWORK_BLOCK_ROWS][NETWORK_BLOCK_VECTORS];
     for (uint32_t r = 0; r < NETWORK_BLOCK_ROWS; r++)
-        sums[r] = lanes_set(weights->b1[unit + r]);
-    for (uint32_t f = 0; f < weights->inputs; f++) {
-        struct lanes value = lanes_load(x + f * NETWORK_CHUNK);
-        for (uint32_t r = 0; r < NETWORK_BLOCK_ROWS; r++)
-            sums[r] = lanes_fma(lanes_set(w1[f * NETWORK_ROWS + r]), value, sums[r]);
+        for (uint32_t v = 0; v < V; v++)
+            sums[r][v] = lanes_set(weights->b1[unit + r]);
+    for (uint32_t f = 0; f < weights->inputs; f++, w1 += NETWORK_ROWS, x += NETWORK_CHUNK) {
+        struct lanes values[NETWORK_BLOCK_VECTORS];
+        for (uint32_t v = 0; v < V; v++)
+            values[v] = lanes_load(x + v * LANES);
+        for (uint32_t r = 0; r < NETWORK_BLOCK_ROWS; r++) {
+            struct lanes weight = lanes_set(w1[r]);
+            for (uint32_t v = 0; v < V; v++)
+                sums[r][v] = lanes_fma(weight, values[v], sums[r][v]);
+        }
     }
-    for (uint32_t r = 0; r < NETWORK_BLOCK_ROWS; r++)
-        score = lanes_fma(lanes_set(weights->w2[unit + r]), lanes_max(lanes_set(0), sums[r]), score);
-    return score;
+    for (uint32_t r = 0; r < NETWORK_BLOCK_ROWS; r++) {
+        struct lanes weight = lanes_set(weights->w2[unit + r]);
+        for (uint32_t v = 0; v < V; v++)
+            scores[v] = lanes_fma(weight, lanes_max(lanes_set(0), sums[r][v]), scores[v]);
+    }
+}
+
+static inline __attribute__((always_inline)) void network_content_block(
+    const struct network_weights *weights, const float *x, uint32_t V, float *out) {
+    struct lanes scores[NETWORK_BLOCK_VECTORS];
+    for (uint32_t v = 0; v < V; v++)
+        scores[v] = lanes_set(0);
+    for (uint32_t f = 0; f < weights->inputs; f++)
+        for (uint32_t v = 0; v < V; v++)
+            scores[v] =
+                lanes_fma(lanes_set(weights->skip[f]), lanes_load(x + f * NETWORK_CHUNK + v * LANES), scores[v]);
+    for (uint32_t unit = 0; unit < weights->hidden; unit += NETWORK_BLOCK_ROWS)
+        network_units(weights, x, unit, V, scores);
+    for (uint32_t v = 0; v < V; v++)
+        lanes_store(out + v * LANES, scores[v]);
 }
 
 static void network_content(const struct network_weights *weights, const float *x, uint32_t count, float *out) {
-    for (uint32_t i = 0; i < count; i += LANES) {
-        struct lanes score = lanes_set(0);
-        for (uint32_t f = 0; f < weights->inputs; f++)
-            score = lanes_fma(lanes_set(weights->skip[f]), lanes_load(x + f * NETWORK_CHUNK + i), score);
-        for (uint32_t unit = 0; unit < weights->hidden; unit += NETWORK_BLOCK_ROWS) {
-            const float *eight = weights->w1 + (size_t)unit / NETWORK_ROWS * NETWORK_ROWS * weights->inputs;
-            score = network_units(weights, eight + unit % NETWORK_ROWS, x + i, unit, score);
-        }
-        lanes_store(out + i, score);
-    }
+    uint32_t i = 0;
+    for (; NETWORK_BLOCK_VECTORS > 1 && i + NETWORK_BLOCK_VECTORS * LANES <= count; i += NETWORK_BLOCK_VECTORS * LANES)
+        network_content_block(weights, x + i, NETWORK_BLOCK_VECTORS, out + i);
+    for (; i < count; i += LANES)
+        network_content_block(weights, x + i, 1, out + i);
 }
 
 static struct lanes network_mean(struct sums sums, uint32_t count) {

@@ -239,7 +239,6 @@ static void score_work(void *context, uint32_t chunk, uint32_t thread) {
         .pool = call->pool,
         .layer = layer,
         .scratch = &call->state->scratch[thread],
-        .turns = call->state->number_turns,
         .matrix = layer->layer < call->state->layers ? &call->state->matrices[layer->layer] : NULL,
         .heads = call->heads,
         .group = call->heads / kv_heads,
@@ -293,7 +292,7 @@ int cpu_score(struct backend *backend, const struct kv_pool *pool, const struct 
     if (code == 0)
         code = score_matrices_prepare(&call, error);
     if (code == 0)
-        code = score_numbers_prepare(&call, error);
+        code = score_numbers_fill(&call, error);
     if (code != 0)
         return code;
     if (count == 1)

@@ -121,7 +121,6 @@ struct score_unit {
     const struct kv_pool *pool;
     const struct score_layer *layer;
     struct score_scratch *scratch;
-    const struct number_turns *turns;  /* of the call's keys (score_numbers.c) */
     const struct score_matrix *matrix; /* of the layer's W_o (score_state.h); NULL where no stage needs it */
     uint32_t heads, group;             /* H, G */
 };
@@ -198,8 +197,8 @@ void score_log_softmax(const struct score_unit *unit, const struct score_stage *
 void score_position(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_random(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_pool_max(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
-/* Finds the slot that goes of a head whose scores are not pooled yet, as if they were protected and pooled (stage); none
- * is NaN. false: all slots are protected. Pooled scores are not stored. */
+/* Finds the slot that goes of a head whose scores are not pooled yet, as if they were protected and pooled (stage);
+ * none is NaN. false: all slots are protected. Pooled scores are not stored. */
 bool score_worst_pooled(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_pool_adaptive(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 void score_protect(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);

@@ -250,9 +250,6 @@ void score_network(const struct score_unit *unit, const struct score_stage *what
     struct stage stage;
     (void)what;
     (void)head;
-    if (network_needs(&network->shape) & STATISTIC_CONTENT)
-        for (uint32_t k = 0; k < kv_heads; k++)
-            score_numbers_fill(unit, k);
     stage_open(unit, &stage);
     for (uint32_t k = 0; k < kv_heads; k++) {
         size_t number = (size_t)unit->layer->layer * kv_heads + k;

@@ -39,7 +39,7 @@ struct network_weights {
 
 struct network_kernels {
     /* The first slot from `slot` on, a multiple of 16, at which a page begins with a slot without numbers (norm 0, and
-     * a position); slots or more: none. */
+     * a position, or any when positions is NULL); slots or more: none. */
     uint32_t (*next_unknown)(const uint16_t *norms, const int32_t *positions, uint32_t slots, uint32_t slot);
     /* Rotations undone in place: keys [2 * pairs][16], of which lane i was turned by low[i] after high[i]; turns are
      * cosines [pairs, rounded up to 16], then as many sines. space: room for [(2 * rounded + 2 * pairs) * 16]. */
@@ -59,7 +59,6 @@ struct network_kernels {
     void (*log_softmax)(float *scores, uint32_t count);
 };
 
-struct score_unit;
 struct score_call;
 struct score_layer;
 
@@ -68,10 +67,9 @@ bool score_network_weighs(const struct network_shape *shape); /* it needs W_o */
 size_t score_network_floats(const struct network_shape *shape, uint32_t dim);
 int score_network_check(const struct kv_pool *pool, const struct score_layer *layer, struct error *error);
 
-/* score_numbers.c: floats of score_scratch.blocks; what many heads share of a call's positions (ERROR_MEMORY); and the
- * numbers of a head's slots that have none yet. */
+/* score_numbers.c: floats of score_scratch.blocks; and the numbers of all slots of a call's layers that have none yet.
+ * ERROR_MEMORY. */
 size_t score_numbers_floats(uint32_t dim);
-int score_numbers_prepare(const struct score_call *call, struct error *error);
-void score_numbers_fill(const struct score_unit *unit, uint32_t head);
+int score_numbers_fill(const struct score_call *call, struct error *error);
 
 #endif

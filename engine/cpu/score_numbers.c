@@ -118,7 +118,8 @@ static int turns_prepare(struct score_state *state, const struct rope_params *ro
     return 0;
 }
 
-int score_numbers_prepare(const struct score_call *call, struct error *error) {
+/* Those that the keys of a call need. */
+static int turns_of_call(const struct score_call *call, struct error *error) {
     const struct rope_params *rope = NULL;
     uint32_t seen = 0;
     for (uint32_t i = 0; i < call->count; i++) {
@@ -138,81 +139,184 @@ int score_numbers_prepare(const struct score_call *call, struct error *error) {
 
 /* ---- what the network keeps of a slot ---- */
 
+/* Up to sixteen slots of one (layer, KV head), of one or several sequences: a matrix that all are multiplied by is read
+ * once. */
+struct number_block {
+    const struct score_call *call;
+    const struct policy_network *network;
+    uint32_t head; /* KV head of the layer */
+    uint32_t layer;
+    uint32_t count;
+    const struct kv_statistics *statistics[SCORE_LANES];
+    uint32_t slots[SCORE_LANES];
+    uint32_t positions[SCORE_LANES];
+    const struct score_head *waiting; /* a page is read when the next one is known, and fetched meanwhile */
+    uint32_t waiting_slot;
+    float *page_keys, *page_values; /* [d][16] of a page */
+    float *keys, *values;           /* [d][16] of the block's slots */
+    float *turned;                  /* [d][16] */
+    float *numbers;                 /* [content][16] */
+    float *space;                   /* for unturn */
+};
+
 size_t score_numbers_floats(uint32_t dim) {
     size_t block = (size_t)dim * SCORE_LANES, turns = 2 * (size_t)padded_pairs(dim) * SCORE_LANES + block;
-    return 2 * block + turns + NETWORK_CONTENT_MAX * SCORE_LANES;
+    return 5 * block + turns + NETWORK_CONTENT_MAX * SCORE_LANES;
 }
 
-/* A page's keys without rotation. */
-static void read_keys(const struct score_unit *unit, const struct score_head *head, uint32_t slot,
-    const int32_t positions[SCORE_LANES], float *keys, float *space) {
-    const struct number_turns *turns = unit->turns;
-    size_t row = 2 * (size_t)padded_pairs(turns->dim);
+/* The row that says which slots have numbers. */
+static const uint16_t *norms_of(const struct kv_statistics *statistics) {
+    return statistics->content_rows + (size_t)statistics->content * statistics->capacity;
+}
+
+static void block_open(const struct score_call *call, float *memory, struct number_block *block) {
+    size_t floats = (size_t)call->pool->layout.head_dim * SCORE_LANES;
+    *block = (struct number_block){.call = call, .page_keys = memory};
+    block->page_values = block->page_keys + floats;
+    block->keys = block->page_values + floats;
+    block->values = block->keys + floats;
+    block->turned = block->values + floats;
+    block->numbers = block->turned + floats;
+    block->space = block->numbers + NETWORK_CONTENT_MAX * SCORE_LANES;
+}
+
+/* One row of content_rows for the block's slots. */
+static void store_row(const struct number_block *block, uint32_t row, const float *numbers, float offset) {
+    uint16_t narrow[SCORE_LANES];
+    block->call->cpu->score->network.narrow(numbers, offset, narrow);
+    for (uint32_t lane = 0; lane < block->count; lane++) {
+        const struct kv_statistics *to = block->statistics[lane];
+        to->content_rows[(size_t)row * to->capacity + block->slots[lane]] = narrow[lane];
+    }
+}
+
+/* C k + o of the keys without rotation. */
+static void store_content(const struct number_block *block) {
+    const struct number_turns *turns = block->call->state->number_turns;
+    const struct score_kernels *kernels = block->call->cpu->score;
+    const struct kv_layout *layout = &block->call->pool->layout;
+    uint32_t content = block->network->shape.content, dim = layout->head_dim;
+    size_t row = 2 * (size_t)padded_pairs(turns->dim), number = (size_t)block->layer * layout->kv_heads + block->head;
     const float *low[SCORE_LANES], *high[SCORE_LANES];
     for (uint32_t lane = 0; lane < SCORE_LANES; lane++) {
-        low[lane] = turns->low + (size_t)((uint32_t)positions[lane] % TURNS_LOW) * row;
-        high[lane] = turns->high + (size_t)((uint32_t)positions[lane] / TURNS_LOW) * row;
+        low[lane] = turns->low + (size_t)(block->positions[lane] % TURNS_LOW) * row;
+        high[lane] = turns->high + (size_t)(block->positions[lane] / TURNS_LOW) * row;
     }
-    score_page_keys(unit, &head->view, slot, keys);
-    unit->kernels->network.unturn(keys, low, high, turns->dim / 2, space);
+    kernels->network.unturn(block->keys, low, high, turns->dim / 2, block->space);
+    kernels->products(block->keys, SCORE_LANES, block->network->content + number * content * dim, dim, 1, content, dim,
+        false, block->numbers);
+    for (uint32_t j = 0; j < content; j++)
+        store_row(block, j, block->numbers + j * SCORE_LANES, block->network->content_offset[number * content + j]);
 }
 
-/* One row of content_rows: the lanes of `mask`. */
-static void store_row(const struct score_unit *unit, const struct score_head *head, uint32_t row, uint32_t slot,
-    uint32_t mask, const float *numbers, float offset) {
-    uint16_t narrow[SCORE_LANES], *to = head->statistics.content_rows + (size_t)row * head->statistics.capacity + slot;
-    unit->kernels->network.narrow(numbers, offset, narrow);
-    for (uint32_t lane = 0; lane < SCORE_LANES; lane++)
-        if (mask >> lane & 1)
-            to[lane] = narrow[lane];
-}
-
-static void fill_page(
-    const struct score_unit *unit, uint32_t head, uint32_t slot, uint32_t mask, const int32_t positions[SCORE_LANES]) {
-    const struct score_head *at = &unit->layer->heads[head];
-    const struct policy_network *network = unit->layer->network;
-    uint32_t dim = unit->pool->layout.head_dim, content = network->shape.content;
-    size_t block = (size_t)dim * SCORE_LANES;
-    float *keys = unit->scratch->blocks, *turned = keys + block, *numbers = turned + block;
-    float *space = numbers + NETWORK_CONTENT_MAX * SCORE_LANES, value_norm[SCORE_LANES], output_norm[SCORE_LANES];
-    if (content > 0) {
-        size_t number = (size_t)unit->layer->layer * unit->pool->layout.kv_heads + head;
-        const float *offset = network->content_offset + number * content;
-        read_keys(unit, at, slot, positions, keys, space);
-        unit->kernels->products(
-            keys, SCORE_LANES, network->content + number * content * dim, dim, 1, content, dim, false, numbers);
-        for (uint32_t j = 0; j < content; j++)
-            store_row(unit, at, j, slot, mask, numbers + j * SCORE_LANES, offset[j]);
-    }
-    bool outputs = score_network_weighs(&network->shape);
-    const float *factors = outputs ? unit->matrix->factors + (size_t)head * unit->group * dim * dim : NULL;
-    score_page_values(unit, &at->view, slot, keys);
-    score_page_norms(unit->kernels, dim, factors, unit->group, keys, turned, value_norm, outputs ? output_norm : NULL);
+/* Computes what the block's slots lack, and empties it. */
+static void block_flush(struct number_block *block) {
+    if (block->count == 0)
+        return;
+    const struct score_call *call = block->call;
+    uint32_t dim = call->pool->layout.head_dim, group = call->heads / call->pool->layout.kv_heads;
+    uint32_t content = block->network->shape.content;
+    float value_norm[SCORE_LANES], output_norm[SCORE_LANES];
+    bool outputs = score_network_weighs(&block->network->shape);
+    const float *factors =
+        outputs ? call->state->matrices[block->layer].factors + (size_t)block->head * group * dim * dim : NULL;
+    if (content > 0)
+        store_content(block);
+    score_page_norms(
+        call->cpu->score, dim, factors, group, block->values, block->turned, value_norm, outputs ? output_norm : NULL);
     if (outputs)
-        store_row(unit, at, content + 1, slot, mask, output_norm, 0);
-    store_row(unit, at, content, slot, mask, value_norm, 0); /* last: says that all are there */
+        store_row(block, content + 1, output_norm, 0);
+    store_row(block, content, value_norm, 0); /* last: says that all are there */
+    block->count = 0;
 }
 
-void score_numbers_fill(const struct score_unit *unit, uint32_t head) {
-    const struct score_head *at = &unit->layer->heads[head];
-    const struct kv_statistics *statistics = &at->statistics;
-    const int32_t *from = unit->scratch->slots[head].positions;
-    const uint16_t *norms = statistics->content_rows + (size_t)statistics->content * statistics->capacity;
-    uint32_t slots = at->view.slots;
-    for (uint32_t slot = 0;; slot += KV_PAGE_SLOTS) {
-        int32_t positions[SCORE_LANES] = {0};
-        uint32_t mask = 0;
-        slot = slot < slots ? unit->kernels->network.next_unknown(norms, from, slots, slot) : slots;
+static void block_add(struct number_block *block, const struct score_head *head, uint32_t slot, uint32_t position) {
+    uint32_t lane = block->count++, place = slot % KV_PAGE_SLOTS, dim = block->call->pool->layout.head_dim;
+    block->statistics[lane] = &head->statistics;
+    block->slots[lane] = slot;
+    block->positions[lane] = position;
+    for (uint32_t c = 0; block->network->shape.content > 0 && c < dim; c++)
+        block->keys[c * SCORE_LANES + lane] = block->page_keys[c * SCORE_LANES + place];
+    for (uint32_t c = 0; c < dim; c++)
+        block->values[c * SCORE_LANES + lane] = block->page_values[c * SCORE_LANES + place];
+    if (block->count == SCORE_LANES)
+        block_flush(block);
+}
+
+/* The slots of the page that waits, which have no numbers yet; `next`: the page that will be read after it. */
+static void add_waiting(struct number_block *block, const char *next) {
+    const struct kv_pool *pool = block->call->pool;
+    const struct score_format_kernels *format = &block->call->cpu->score->formats[pool->layout.format];
+    const struct score_head *head = block->waiting;
+    uint32_t slot = block->waiting_slot;
+    block->waiting = NULL;
+    if (head == NULL)
+        return;
+    char *page = kv_pool_page(pool, head->view.pages[slot / KV_PAGE_SLOTS]);
+    const int32_t *positions =
+        head->positions != NULL ? (const int32_t *)head->positions + slot : kv_page_positions(&pool->layout, page);
+    const uint16_t *norms = norms_of(&head->statistics) + slot;
+    if (block->network->shape.content > 0)
+        format->keys(page, next != NULL ? next : page, pool->layout.head_dim, block->page_keys);
+    format->values(page, next != NULL ? next : page, pool->layout.head_dim, block->page_values);
+    for (uint32_t place = 0; place < score_page_slots(&head->view, slot); place++)
+        if (norms[place] == 0 && positions[place] != KV_NO_POSITION)
+            block_add(block, head, slot + place, (uint32_t)positions[place]);
+}
+
+static void block_end(struct number_block *block) {
+    add_waiting(block, NULL);
+    block_flush(block);
+}
+
+/* Pages of a head that may have such slots: positions that the host knows spare a look at others. */
+static void add_head(struct number_block *block, const struct score_head *head) {
+    const struct kv_statistics *statistics = &head->statistics;
+    const uint16_t *norms = norms_of(statistics);
+    const struct network_kernels *kernels = &block->call->cpu->score->network;
+    uint32_t slots = head->view.slots, slot = 0;
+    while ((slot = kernels->next_unknown(norms, (const int32_t *)head->positions, slots, slot)) < slots) {
+        add_waiting(block, kv_pool_page(block->call->pool, head->view.pages[slot / KV_PAGE_SLOTS]));
+        block->waiting = head;
+        block->waiting_slot = slot;
+        slot += KV_PAGE_SLOTS;
         if (slot >= slots)
-            return;
-        for (uint32_t lane = 0; lane < score_page_slots(&at->view, slot); lane++) {
-            if (from[slot + lane] == KV_NO_POSITION)
-                continue;
-            positions[lane] = from[slot + lane];
-            mask |= (uint32_t)(norms[slot + lane] == 0) << lane;
-        }
-        fill_page(unit, head, slot, mask, positions);
+            break;
     }
+}
+
+static bool needs_numbers(const struct score_layer *layer) {
+    return score_has_stage(layer, STAGE_NETWORK) && (network_needs(&layer->network->shape) & STATISTIC_CONTENT) != 0;
+}
+
+/* One layer of the model, in all sequences of the call. */
+static void numbers_work(void *context, uint32_t chunk, uint32_t thread) {
+    const struct score_call *call = context;
+    struct number_block block;
+    block_open(call, call->state->scratch[thread].blocks, &block);
+    block.layer = chunk;
+    for (block.head = 0; block.head < call->pool->layout.kv_heads; block.head++) {
+        for (uint32_t i = 0; i < call->count; i++) {
+            const struct score_layer *layer = &call->layers[i];
+            if (layer->layer != chunk || !needs_numbers(layer))
+                continue;
+            if (block.network != layer->network)
+                block_end(&block);
+            block.network = layer->network;
+            add_head(&block, &layer->heads[block.head]);
+        }
+        block_end(&block);
+    }
+}
+
+int score_numbers_fill(const struct score_call *call, struct error *error) {
+    uint32_t wanted = 0;
+    for (uint32_t i = 0; i < call->count; i++)
+        wanted += needs_numbers(&call->layers[i]);
+    int code = wanted > 0 ? turns_of_call(call, error) : 0;
+    if (code == 0 && wanted > 0)
+        thread_pool_run(call->cpu->threads, call->pool->layout.layers, numbers_work, (void *)call);
+    return code;
 }
 
 /* ---- slot_norms ---- */
