@@ -16,7 +16,7 @@
 #include "tests/unit/serving.h"
 
 static const char *const policies[] = {"streaming,tokens=40", "h2o,ratio=0.25,minimum=8,prefill_prune_every=32",
-    "snapkv,ratio=0.5,minimum=8,window=8", "laprox,ratio=0.4,minimum=16,window=8", "full"};
+    "snapkv,ratio=0.5,minimum=8,window=8", "laprox,ratio=0.4,minimum=16,window=8", "h2o,tokens=40,summary=1", "full"};
 enum { REQUESTS = sizeof policies / sizeof policies[0], CHOICES = 2 };
 
 /* Requests that crowd each other out of a small pool, to and from a small host buffer. */

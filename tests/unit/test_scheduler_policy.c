@@ -42,6 +42,9 @@ static const char *const policies[] = {
     "restkv,ratio=0.4,minimum=16,window=8",
     "rlkv,recent_tokens=24,sinks=4",
     "hybrid,ratio=0.5",
+    "h2o,ratio=0.25,minimum=8,summary=1",
+    "adakv,tokens=40,window=16,prefill_prune_every=50,interval=3,summary=1",
+    "snapkv,ratio=0.3,minimum=8,window=8,decode=keep,summary=1",
     "full",
 };
 enum { CASES = sizeof policies / sizeof policies[0], GENERATED = 60 };
