@@ -103,6 +103,10 @@ struct head_features {
     float *keys;          /* before RoPE */
     float *values;
     float *value_norm, *output_norm; /* ln(1e-6 + |v|), ln(1e-6 + group mean of |v W_h|), L2 */
+    /* f16 p[h,t,i] of the last `window` queries: [window][G][capacity], the row of the query at position t is t %
+     * window. Only with STATISTIC_HEAD_WINDOW of that window (sequence_record); ERROR_INVALID without it. */
+    uint32_t window; /* in */
+    uint16_t *head_window;
 };
 /* ERROR_INVALID: capacity is too small (slots says what is needed), or the sequence is swapped out; ERROR_MEMORY. */
 int sequence_features(

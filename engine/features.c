@@ -52,6 +52,19 @@ static void widen(enum kv_format format, const void *from, size_t count, float *
         out[i] = bfloat_to_float(narrow[i]);
 }
 
+/* Rows of the window, one query head after the other. */
+static int read_head_window(const struct reading *reading, const struct kv_statistics *kept, uint32_t group,
+    struct head_features *out, struct error *error) {
+    uint32_t slots = reading->view.slots;
+    if (kept->head_rows == NULL || kept->window != out->window || kept->capacity < slots)
+        return error_set(error, ERROR_INVALID, "a window of %u queries was not recorded", out->window);
+    for (size_t row = 0; row < (size_t)out->window * group; row++)
+        engine_operations(reading->engine)
+            ->download(reading->engine->backend, out->head_window + row * out->capacity,
+                kept->head_rows + row * kept->capacity, slots * sizeof *out->head_window);
+    return 0;
+}
+
 /* A page's values lie slot by slot behind its keys. */
 static void read_values(const struct reading *reading, float *out) {
     const struct kv_pool *pool = kv_cache_pool(reading->engine->cache);
@@ -115,7 +128,9 @@ int sequence_features(
     read_entropy(&reading, kept->entropy, kept->capacity < slots, out->entropy);
     if (out->values != NULL)
         read_values(&reading, out->values);
-    if (out->keys != NULL && read_keys(&reading, out->keys) != 0)
+    if (out->head_window != NULL)
+        code = read_head_window(&reading, kept, shape->heads / shape->kv_heads, out, error);
+    if (code == 0 && out->keys != NULL && read_keys(&reading, out->keys) != 0)
         code = error_set(error, ERROR_MEMORY, "no memory for the keys of %u slots", slots);
     if (code == 0 && (out->value_norm != NULL || out->output_norm != NULL))
         code = engine_operations(engine)->slot_norms(engine->backend, kv_cache_pool(engine->cache), &reading.view,

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "policy/train/local.h"
+
 enum kind {
     KIND_PRESET,
     KIND_COUNT,
@@ -433,6 +435,19 @@ int train_options_scale(struct train_options *options, uint32_t steps, struct er
 
 /* ---- as a whole ---- */
 
+static int check_stages(const struct train_options *options, struct error *error) {
+    if (options->local_steps > 0 && options->future > LOCAL_FUTURE_MAX)
+        return error_set(error, ERROR_INVALID, "future: stage local compares outputs of at most %d queries, not %u",
+            LOCAL_FUTURE_MAX, options->future);
+    if (options->local_steps > 0 && options->students < 2)
+        return error_set(error, ERROR_INVALID, "students: stage local compares at least 2 draws");
+    if (options->kl_steps > 0 && options->reward == REWARD_RANKING && options->sampler == SAMPLER_SUBSET)
+        return error_set(error, ERROR_INVALID, "sampler: reward ranking is of an order, sampler subset draws none");
+    if (options->kl_steps > 0 && options->reward == REWARD_RANKING && options->students < 2)
+        return error_set(error, ERROR_INVALID, "students: reward ranking compares at least 2 draws");
+    return 0;
+}
+
 static int check_network(const struct train_options *options, struct error *error) {
     if (options->features == FEATURES_PAPER && (options->inputs & ~(uint32_t)PAPER_INPUTS) != 0)
         return error_set(error, ERROR_INVALID,
@@ -441,9 +456,11 @@ static int check_network(const struct train_options *options, struct error *erro
         return error_set(error, ERROR_INVALID, "content: the paper's features take nothing from keys (0)");
     if (options->inputs == 0 && options->content == 0)
         return error_set(error, ERROR_INVALID, "inputs and content: the network needs one");
-    if (options->features == FEATURES_CONTENT && options->rank_steps == 0)
-        return error_set(
-            error, ERROR_INVALID, "rank_steps: features content need the stage that measures their inputs");
+    bool recorded = options->rank_steps > 0 || options->local_steps > 0 ||
+                    (options->kl_steps > 0 && options->reward == REWARD_RANKING);
+    if (options->features == FEATURES_CONTENT && !recorded)
+        return error_set(error, ERROR_INVALID,
+            "rank_steps: features content need a stage on recorded sequences, which measures their inputs");
     return 0;
 }
 
@@ -455,5 +472,6 @@ int train_options_check(const struct train_options *options, struct error *error
         options->parameter_steps == 0)
         return error_set(
             error, ERROR_INVALID, "rank_steps, local_steps, kl_steps, parameter_steps: one of the stages needs a step");
-    return check_network(options, error);
+    int code = check_stages(options, error);
+    return code == 0 ? check_network(options, error) : code;
 }

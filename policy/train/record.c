@@ -48,7 +48,14 @@ static uint32_t align(uint32_t count) {
 
 static size_t slot_bytes(const struct records *records) {
     size_t keys = records->shape.content > 0 ? records->shape.head_dim : 0;
-    return (keys + records->fixed) * sizeof(uint16_t) + sizeof(float);
+    size_t outputs = records->outputs ? RECORD_QUERIES * records->group + records->shape.head_dim : 0;
+    return (keys + records->fixed + outputs) * sizeof(uint16_t) + sizeof(float);
+}
+
+/* Of a head, whatever its slots. */
+static size_t head_bytes(const struct records *records) {
+    size_t later = RECORD_QUERIES * records->group * (1 + (size_t)records->shape.head_dim);
+    return 96 + (records->outputs ? later * sizeof(float) : 0);
 }
 
 /* Layers of a sequence that are recorded. */
@@ -86,9 +93,11 @@ static int allocate_sequence(struct recorder *recorder, uint32_t index, const st
     const struct records *records = recorder->records;
     struct recorded_sequence *out = lane->out;
     size_t slots = lane->prompt, dim = records->shape.content > 0 ? records->shape.head_dim : 0;
-    *out = (struct recorded_sequence){.slots = lane->prompt, .heads_count = records->heads_most};
+    *out = (struct recorded_sequence){.slots = lane->prompt,
+        .heads_count = records->heads_most,
+        .queries = lane->future < RECORD_QUERIES ? lane->future : RECORD_QUERIES};
     out->heads = calloc(records->heads_most, sizeof *out->heads);
-    out->memory = malloc(records->heads_most * (slots * slot_bytes(records) + 48));
+    out->memory = malloc(records->heads_most * (slots * slot_bytes(records) + head_bytes(records)));
     if (out->heads == NULL || out->memory == NULL)
         return no_memory(error);
     choose_heads(recorder, index, out);
@@ -98,6 +107,12 @@ static int allocate_sequence(struct recorder *recorder, uint32_t index, const st
         head->inputs = take(&at, slots * records->fixed * sizeof(uint16_t));
         head->targets = take(&at, slots * sizeof(float));
         head->keys = dim > 0 ? take(&at, slots * dim * sizeof(uint16_t)) : NULL;
+        if (!records->outputs)
+            continue;
+        size_t queries = (size_t)out->queries * records->group;
+        head->attention = take(&at, queries * slots * sizeof(uint16_t));
+        head->values = take(&at, slots * records->shape.head_dim * sizeof(uint16_t));
+        head->later = take(&at, queries * (1 + records->shape.head_dim) * sizeof(float));
     }
     return 0;
 }
@@ -120,6 +135,10 @@ static int read_head(struct recorder *recorder, const struct lane *lane, uint32_
     uint32_t kv_heads = recorder->records->shape.kv_heads;
     if (!all)
         wanted.squared = wanted.entropy = wanted.keys = wanted.value_norm = wanted.output_norm = NULL;
+    if (all) { /* of the queries that follow */
+        wanted.values = NULL;
+        wanted.head_window = NULL;
+    }
     int code = sequence_features(lane->sequence, head / kv_heads, head % kv_heads, &wanted, error);
     recorder->features.slots = wanted.slots;
     return code;
@@ -186,6 +205,43 @@ static int store_prompt(struct recorder *recorder, struct lane *lane, struct err
     return code;
 }
 
+/* One query head's attention at a query: on the prompt's slots, and what the tokens after it add. */
+static void store_query(
+    const struct recorder *recorder, const uint16_t *row, uint32_t slots, uint16_t *attention, float *later) {
+    const struct head_features *features = &recorder->features;
+    uint32_t dim = recorder->records->shape.head_dim;
+    memset(later, 0, (1 + dim) * sizeof *later);
+    for (uint32_t i = 0; i < features->slots; i++) {
+        if (features->positions[i] < slots) {
+            attention[features->positions[i]] = row[i];
+            continue;
+        }
+        float p = half_to_float(row[i]);
+        later[0] += p;
+        for (uint32_t d = 0; d < dim; d++)
+            later[1 + d] += p * features->values[(size_t)i * dim + d];
+    }
+}
+
+/* After read_head at the end of the future. */
+static void store_outputs(const struct recorder *recorder, const struct lane *lane, struct recorded_head *head) {
+    const struct head_features *features = &recorder->features;
+    const struct records *records = recorder->records;
+    uint32_t slots = lane->out->slots, dim = records->shape.head_dim, queries = lane->out->queries;
+    for (uint32_t q = 0; q < queries; q++) {
+        uint32_t position = lane->prompt + (uint32_t)((uint64_t)(q + 1) * lane->future / queries) - 1;
+        for (uint32_t g = 0; g < records->group; g++) {
+            size_t row = (size_t)(position % features->window) * records->group + g;
+            size_t to = (size_t)q * records->group + g;
+            store_query(recorder, features->head_window + row * features->capacity, slots, head->attention + to * slots,
+                head->later + to * (1 + dim));
+        }
+    }
+    for (uint32_t i = 0; i < features->slots; i++)
+        if (features->positions[i] < slots)
+            narrow(features->values + (size_t)i * dim, dim, head->values + (size_t)features->positions[i] * dim);
+}
+
 /* What the queries after the prompt paid to its slots, times what a slot adds to the output. */
 static int store_future(struct recorder *recorder, const struct lane *lane, struct error *error) {
     uint32_t slots = lane->out->slots;
@@ -195,6 +251,8 @@ static int store_future(struct recorder *recorder, const struct lane *lane, stru
         code = read_head(recorder, lane, head->head, false, error);
         if (code != 0)
             break;
+        if (recorder->records->outputs)
+            store_outputs(recorder, lane, head);
         order(recorder, recorder->features.sum, slots, recorder->ordered[0]);
         for (uint32_t i = 0; i < slots; i++) {
             float future = recorder->ordered[0][i] - head->targets[i];
@@ -245,7 +303,9 @@ static int compute_prompt(struct recorder *recorder, struct lane *lane, uint32_t
     lane->sequence = sequence_create(recorder->training->engine);
     if (lane->sequence == NULL)
         return error_set(error, ERROR_PAGES, "no memory for a sequence");
-    code = sequence_record(lane->sequence, STATISTICS, 0, error);
+    code = recorder->records->outputs
+               ? sequence_record(lane->sequence, STATISTICS | STATISTIC_HEAD_WINDOW, recorder->features.window, error)
+               : sequence_record(lane->sequence, STATISTICS, 0, error);
     if (code == 0)
         code = feed(recorder, lane, lane->tokens, lane->prompt, lane->own, error);
     return code == 0 ? store_prompt(recorder, lane, error) : code;
@@ -412,7 +472,8 @@ static int measure_keys(struct records *records, struct error *error) {
 
 /* ---- all ---- */
 
-static struct records *allocate_records(const struct training *training, struct error *error) {
+static struct records *allocate_records(const struct training *training, bool outputs, struct error *error) {
+    const struct model_shape *model = &engine_model(training->engine)->shape;
     struct records *records = calloc(1, sizeof *records);
     if (records == NULL) {
         no_memory(error);
@@ -420,6 +481,8 @@ static struct records *allocate_records(const struct training *training, struct 
     }
     struct network_shape bare = records->shape = training->network->shape;
     bare.content = 0;
+    records->group = model->heads / model->kv_heads;
+    records->outputs = outputs;
     records->inputs = network_inputs_count(&bare);
     records->fixed_mask = bare.inputs &= ~(uint32_t)BUDGET_INPUTS;
     records->fixed = network_inputs_count(&bare);
@@ -452,6 +515,12 @@ static int open_recorder(struct recorder *recorder, struct error *error) {
         features->keys = malloc(slots * records->shape.head_dim * sizeof(float));
         lacking = lacking || features->keys == NULL;
     }
+    if (records->outputs) {
+        features->window = recorder->training->options->future;
+        features->values = malloc(slots * records->shape.head_dim * sizeof(float));
+        features->head_window = malloc(features->window * records->group * slots * sizeof *features->head_window);
+        lacking = lacking || features->values == NULL || features->head_window == NULL;
+    }
     recorder->inputs = malloc(slots * (records->fixed + 1) * sizeof(float));
     recorder->identity = malloc(slots * sizeof *recorder->identity);
     for (int i = 0; i < 5; i++) {
@@ -475,6 +544,8 @@ static void close_recorder(struct recorder *recorder) {
     free(features->keys);
     free(features->value_norm);
     free(features->output_norm);
+    free(features->values);
+    free(features->head_window);
     for (int i = 0; i < 5; i++)
         free(recorder->ordered[i]);
     free(recorder->inputs);
@@ -482,9 +553,9 @@ static void close_recorder(struct recorder *recorder) {
     token_list_free(&recorder->ends);
 }
 
-int records_create(struct training *training, struct records **out, struct error *error) {
+int records_create(struct training *training, bool outputs, struct records **out, struct error *error) {
     struct recorder recorder = {.training = training};
-    recorder.records = allocate_records(training, error);
+    recorder.records = allocate_records(training, outputs, error);
     if (recorder.records == NULL)
         return ERROR_MEMORY;
     int code = open_recorder(&recorder, error);

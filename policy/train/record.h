@@ -17,11 +17,18 @@ struct recorded_head {
     uint16_t *keys;    /* [head_dim], f16: before RoPE, whitened once all are there; NULL: no input needs them */
     float *targets;    /* attention of the future queries times output norm */
     float standard[6]; /* FEATURES_PAPER */
+    /* What the error of its output is computed from, of some of the queries that follow; NULL: not recorded. */
+    uint16_t *attention; /* [queries][group][slots] f16: on the slots of the prompt */
+    uint16_t *values;    /* [slots][head_dim] f16 */
+    float *later;        /* [queries][group][1 + head_dim] attention on tokens after the prompt, and what it adds */
 };
+
+enum { RECORD_QUERIES = 16 /* of those that follow, at even distances, whose output is compared */ };
 
 struct recorded_sequence {
     uint32_t slots; /* tokens of the prompt */
     uint32_t heads_count;
+    uint32_t queries; /* of recorded outputs */
     struct recorded_head *heads;
     void *memory; /* of all arrays */
 };
@@ -32,6 +39,8 @@ struct records {
     uint32_t inputs;     /* all, without content */
     uint32_t fixed_mask; /* enum network_input */
     uint32_t heads;      /* of the model */
+    uint32_t group;      /* query heads of a KV head */
+    bool outputs;        /* what errors of outputs are computed from is recorded */
     uint32_t heads_most; /* of a sequence */
     uint32_t slots_most; /* of any sequence */
     uint32_t count;
@@ -40,8 +49,9 @@ struct records {
     float *key_mean, *key_scale; /* [heads][head_dim]; scale: 1 / deviation */
 };
 
-/* Records options->sequences of the data set. 0, codes as train_run. *out is to be freed. */
-int records_create(struct training *training, struct records **out, struct error *error);
+/* Records options->sequences of the data set. outputs: with what errors of outputs are computed from (future is at most
+ * 256). 0, codes as train_run. *out is to be freed. */
+int records_create(struct training *training, bool outputs, struct records **out, struct error *error);
 void records_free(struct records *records); /* NULL allowed */
 
 /* Inputs of a head at a budget, without content: out [slots][inputs]. */
@@ -50,6 +60,9 @@ void records_inputs(const struct records *records, const struct recorded_sequenc
 /* Whitened keys: out [slots][head_dim]. */
 void records_keys(const struct records *records, const struct recorded_sequence *sequence,
     const struct recorded_head *head, float *out);
+
+/* Numbers that are kept as f16. */
+void records_widen(const uint16_t *from, size_t count, float *to);
 
 /* Mean and scale of the network's inputs by head, over all slots (those that depend on the budget over a grid of
  * budgets); content keeps 0 and 1. */

@@ -27,7 +27,7 @@ static float widen(uint16_t half) {
     return (half & 0x8000) != 0 ? -value : value;
 }
 
-static void widen_all(const uint16_t *from, size_t count, float *to) {
+void records_widen(const uint16_t *from, size_t count, float *to) {
     for (size_t i = 0; i < count; i++)
         to[i] = widen(from[i]);
 }
@@ -62,7 +62,7 @@ void records_inputs(const struct records *records, const struct recorded_sequenc
             dynamic = gather_budget(records, first, count, sequence->slots, budget, moving);
         for (uint32_t i = 0; i < count; i++) {
             float *row = out + (size_t)(first + i) * width;
-            widen_all(head->inputs + (size_t)(first + i) * fixed, fixed, row);
+            records_widen(head->inputs + (size_t)(first + i) * fixed, fixed, row);
             memcpy(row + fixed, moving + (size_t)i * dynamic, dynamic * sizeof *row);
         }
     }
@@ -70,7 +70,7 @@ void records_inputs(const struct records *records, const struct recorded_sequenc
 
 void records_keys(const struct records *records, const struct recorded_sequence *sequence,
     const struct recorded_head *head, float *out) {
-    widen_all(head->keys, (size_t)sequence->slots * records->shape.head_dim, out);
+    records_widen(head->keys, (size_t)sequence->slots * records->shape.head_dim, out);
 }
 
 /* ---- normalisation ---- */

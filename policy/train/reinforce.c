@@ -9,6 +9,7 @@
 #include "policy/budget.h"
 #include "policy/train/actor.h"
 #include "policy/train/baseline.h"
+#include "policy/train/ranking.h"
 #include "policy/train/rollout.h"
 
 enum { STREAM_KL = 0x4B4C5245, BATCH_BYTES = 32 << 20 };
@@ -71,6 +72,10 @@ static void close_features(struct head_features *features) {
 }
 
 static void kl_end(struct training *training) {
+    if (training->options->reward == REWARD_RANKING) {
+        ranking_end(training);
+        return;
+    }
     struct kl_state *state = training->stage_state;
     if (state == NULL)
         return;
@@ -191,14 +196,14 @@ static bool open_actor(struct kl_state *state) {
 }
 
 static int kl_begin(struct training *training, struct error *error) {
+    if (training->options->reward == REWARD_RANKING)
+        return ranking_begin(training, error);
     const struct train_options *options = training->options;
     const struct network_shape *shape = &training->network->shape;
     struct kl_state *state = calloc(1, sizeof *state);
     training->stage_state = state;
     if (state == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for the stage kl");
-    if (options->reward == REWARD_RANKING)
-        return error_set(error, ERROR_UNSUPPORTED, "reward ranking is not built into this program");
     state->training = training;
     state->bare = *shape;
     state->bare.content = 0;
@@ -497,6 +502,8 @@ static double mean_reward(const struct kl_state *state) {
 }
 
 static int kl_step(struct training *training, struct stage_result *result, struct error *error) {
+    if (training->options->reward == REWARD_RANKING)
+        return ranking_step(training, result, error);
     struct kl_state *state = training->stage_state;
     const struct train_options *options = training->options;
     struct adamw_options optimiser = reinforce_optimiser(options, options->kl_steps);

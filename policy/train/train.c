@@ -15,7 +15,7 @@
 #include "policy/train/start.h"
 
 /* In the order in which they run. */
-static const struct train_stage *const stages[] = {&stage_rank, &stage_kl, &stage_kl_parameter};
+static const struct train_stage *const stages[] = {&stage_rank, &stage_local, &stage_kl, &stage_kl_parameter};
 enum { STAGES = sizeof stages / sizeof stages[0], REPORTS_MOST = 200 /* of a stage; short ones report every step */ };
 
 struct run {
@@ -424,7 +424,7 @@ static int run_stage(struct run *run, struct error *error) {
     if (begins) {
         say(run, "%s: %llu steps", stage->name, (unsigned long long)(steps - training->stage_step));
         code = stage->begin(training, error);
-        if (resumed) /* what is made again is not counted again */
+        if (resumed || code != 0) /* what is made again is not counted again */
             training->tokens = tokens;
     }
     run->steps_start = clock_seconds();

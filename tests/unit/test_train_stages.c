@@ -45,6 +45,10 @@ static const struct run_case cases[] = {
         {{"kl_steps", "3"}, {"hidden", "8"}, {"reward", "rollout8"}, {"sampler", "subset"}, {"temperature", "2"},
             {"scope", "layer"}, {"summary", "1"}, {"interval", "3"}},
         3, true},
+    {"local", TRAIN_RANKER, false, {{"rank_steps", "0"}, {"local_steps", "3"}}, 3, true},
+    {"rank, local of the paper's features, subsets", TRAIN_RANKER, false,
+        {{"features", "paper"}, {"rank_steps", "1"}, {"local_steps", "2"}, {"sampler", "subset"}}, 3, true},
+    {"ranking", TRAIN_RANKER, false, {{"rank_steps", "0"}, {"kl_steps", "3"}, {"reward", "ranking"}}, 3, true},
     {"content, model", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"kl_steps", "2"}, {"scope", "model"}}, 3, true},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
