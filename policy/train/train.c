@@ -21,6 +21,7 @@ enum { STAGES = sizeof stages / sizeof stages[0], REPORTS_MOST = 200 /* of a sta
 struct run {
     struct run_state state; /* first: training is its first member */
     uint64_t steps;         /* of all stages */
+    const char *stage_name; /* of the stage at work, or the last one */
     bool begun;             /* the background's turn */
     double start, last;     /* of the run, of the last report */
     double steps_start;     /* when the stage's preparation was done */
@@ -74,7 +75,7 @@ static struct train_event event_of(const struct run *run, enum train_event_kind 
     const struct training *training = &run->state.training;
     return (struct train_event){.kind = kind,
         .message = run->message,
-        .stage = stages[training->stage < STAGES ? training->stage : STAGES - 1]->name,
+        .stage = run->stage_name,
         .step = training->step,
         .steps = run->steps,
         .loss = NAN,
@@ -421,6 +422,8 @@ static int run_stage(struct run *run, struct error *error) {
     uint64_t steps = stage->steps(training->options), tokens = training->tokens;
     bool begins = training->stage_step<steps, resumed = training->stage_step> 0;
     int code = 0;
+    if (steps > 0)
+        run->stage_name = stage->name;
     if (begins) {
         say(run, "%s: %llu steps", stage->name, (unsigned long long)(steps - training->stage_step));
         code = stage->begin(training, error);
@@ -481,6 +484,7 @@ int train_run(const struct train_run *options, struct error *error) {
     if (run == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for a training");
     run->start = run->last = clock_seconds();
+    run->stage_name = stages[0]->name;
     int code = train_options_check(&options->options, error);
     if (code == 0)
         code = check_stages(&options->options, error);

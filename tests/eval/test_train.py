@@ -86,7 +86,7 @@ def test_lines(whole):
         assert ("kl_valid" in event) == compared and ("kl_valid_relative" in event) == compared
         assert "reward" not in event and "entropy" not in event
     checkpoints = [e for e in whole if e["event"] == "checkpoint"]
-    assert [e["step"] for e in checkpoints] == [4, 8, STEPS]
+    assert [e["step"] for e in checkpoints] == [4, 8, STEPS] and {e["stage"] for e in whole} == {"rank"}
     assert all(pathlib.Path(e["file"]).is_file() for e in checkpoints)
 
 

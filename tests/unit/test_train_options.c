@@ -96,7 +96,7 @@ static void test_presets_keep_the_seed(void **state) {
     set(&options, "rank_steps", "7");
     set(&options, "method", "ranker");
     assert_value(&options, "seed", "18446744073709551615");
-    assert_value(&options, "rank_steps", "3000");
+    assert_value(&options, "rank_steps", "4000");
     set(&options, "features", "paper");
     assert_value(&options, "content", "0");
     assert_int_equal(train_options_check(&options, NULL), 0);
