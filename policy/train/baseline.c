@@ -25,6 +25,16 @@ void baseline_leave_one_out(const double *rewards, uint32_t samples, double *adv
     }
 }
 
+void baseline_group(const double *rewards, uint32_t samples, double *advantages) {
+    double mean = 0, variance = 0;
+    for (uint32_t k = 0; k < samples; k++)
+        mean += rewards[k] / samples;
+    for (uint32_t k = 0; k < samples; k++)
+        variance += (rewards[k] - mean) * (rewards[k] - mean) / samples;
+    for (uint32_t k = 0; k < samples; k++)
+        advantages[k] = (rewards[k] - mean) / (sqrt(variance) + 1e-6);
+}
+
 double baseline_moving(double average, double value, double decay) {
     if (!isfinite(value))
         return average;

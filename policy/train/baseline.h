@@ -19,6 +19,9 @@ double entropy_surrogate(double logprob, uint32_t kept);
  * One sample: its reward. advantages == rewards allowed. */
 void baseline_leave_one_out(const double *rewards, uint32_t samples, double *advantages);
 
+/* Group-relative (GRPO, Shao et al. 2024): the reward less the mean of all samples, over their deviation + 1e-6. */
+void baseline_group(const double *rewards, uint32_t samples, double *advantages);
+
 /* A moving average: `decay` of the old one and the rest of the value. NaN stands for none yet. A value that is not
  * finite leaves it as it is. */
 double baseline_moving(double average, double value, double decay);

@@ -46,7 +46,7 @@ struct train_stage {
     int (*step)(struct training *training, struct stage_result *result, struct error *error);
     void (*end)(struct training *training); /* frees stage_state */
 };
-extern const struct train_stage stage_rank, stage_local, stage_kl, stage_kl_parameter;
+extern const struct train_stage stage_rank, stage_local, stage_kl, stage_kl_parameter, stage_gates;
 
 /* background_yield for stages: 0, ERROR_CANCELLED, or TRAIN_AGAIN: all sequences must be freed, and
  * train_gave_up called, before the piece of work is done again. */

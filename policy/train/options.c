@@ -60,6 +60,7 @@ static const struct entry entries[] = {
     {"floor", KIND_FLOAT, AT(floor), 0, 1, NULL, "scopes layer, model: part of the budget that every head keeps"},
     {"summary", KIND_SWITCH, AT(summary), 0, 1, NULL, "one slot stands for what was evicted"},
     {"interval", KIND_COUNT, AT(interval), 1, 65536, NULL, "decode steps from one prune to the next"},
+    {"protect_recent", KIND_COUNT, AT(protect_recent), 0, 65536, NULL, "most recent tokens that always stay"},
     {"prompt_least", KIND_COUNT, AT(prompt_least), 16, TOKENS_MAX, NULL, "tokens of the shortest prompt"},
     {"prompt_most", KIND_COUNT, AT(prompt_most), 16, TOKENS_MAX, NULL, "tokens of the longest prompt"},
     {"copying", KIND_REAL, AT(copying), 0, 1, NULL, "part of the sequences that are generated to be copied from"},
@@ -70,6 +71,7 @@ static const struct entry entries[] = {
     {"kl_steps", KIND_COUNT, AT(kl_steps), 0, STEPS_MAX, NULL, "steps of the policy gradient on rollouts"},
     {"parameter_steps", KIND_COUNT, AT(parameter_steps), 0, STEPS_MAX, NULL,
         "steps of the policy gradient in the space of few parameters"},
+    {"gate_steps", KIND_COUNT, AT(gate_steps), 0, STEPS_MAX, NULL, "rlkv: steps on which heads keep everything"},
     {"future", KIND_COUNT, AT(future), 1, 65536, NULL, "rank: queries whose attention is to be predicted"},
     {"rollout", KIND_COUNT, AT(rollout), 2, 65536, NULL, "tokens of a rollout"},
     {"students", KIND_COUNT, AT(students), 1, 32, NULL, "rollouts of the same prompt at once"},
@@ -79,6 +81,7 @@ static const struct entry entries[] = {
     {"discount", KIND_FLOAT, AT(discount), 0, 1, NULL, "of later rewards, per step"},
     {"entropy", KIND_FLOAT, AT(entropy), 0, 100, NULL, "weight of the entropy bonus"},
     {"baseline_decay", KIND_FLOAT, AT(baseline_decay), 0, 1, NULL, "of the rewards' moving average"},
+    {"gate_penalty", KIND_FLOAT, AT(gate_penalty), 0, 100, NULL, "rlkv: of a head that keeps everything"},
     {"rank_rate", KIND_FLOAT, AT(rank_rate), 0, 1, NULL, "learning rate of stage rank"},
     {"learning_rate", KIND_FLOAT, AT(learning_rate), 0, 1, NULL, "learning rate of the other stages"},
     {"parameter_rate", KIND_FLOAT, AT(parameter_rate), 0, 10, NULL,
@@ -119,6 +122,33 @@ static void set_paper(struct train_options *options) {
     options->copying = 0;
 }
 
+/* foresight.h: of statistics those that the paper's network has in some form, nothing about positions and budgets. */
+static void set_foresight(struct train_options *options) {
+    options->inputs = 1 << INPUT_SUM | 1 << INPUT_MEAN | 1 << INPUT_DEVIATION | 1 << INPUT_ENTROPY |
+                      1 << INPUT_VALUE_NORM | 1 << INPUT_OUTPUT_NORM;
+    options->content = 16;
+    options->hidden = 128;
+    options->scope = SCOPE_HEAD;
+    options->summary = false;
+    options->protect_recent = 128;
+    options->kl_steps = 200;
+    options->warmup_steps = 50;
+}
+
+static void set_rlkv(struct train_options *options) {
+    options->inputs = 1 << INPUT_SUM;
+    options->content = 0;
+    options->hidden = 1;
+    options->scope = SCOPE_HEAD;
+    options->summary = false;
+    options->rank_steps = 0;
+    options->gate_steps = 400;
+    options->students = 8;
+    options->learning_rate = 0.05f;
+    options->weight_decay = 0;
+    options->warmup_steps = 10;
+}
+
 void train_options_default(struct train_options *options, enum train_method method, bool paper) {
     static const double ratios[] = {0.5, 0.25, 0.125, 0.05};
     *options = (struct train_options){
@@ -147,6 +177,7 @@ void train_options_default(struct train_options *options, enum train_method meth
         .discount = 0.99f,
         .entropy = 0.01f,
         .baseline_decay = 0.9f,
+        .gate_penalty = 0.05f,
         .rank_rate = 3e-3f,
         .learning_rate = 3e-4f,
         .parameter_rate = 0.3f,
@@ -161,6 +192,10 @@ void train_options_default(struct train_options *options, enum train_method meth
     set_ratios(options, ratios, sizeof ratios / sizeof ratios[0]);
     if (paper)
         set_paper(options);
+    else if (method == TRAIN_FORESIGHT)
+        set_foresight(options);
+    else if (method == TRAIN_RLKV)
+        set_rlkv(options);
 }
 
 /* ---- texts ---- */
@@ -365,12 +400,12 @@ int train_options_set(struct train_options *options, const char *name, const cha
     for (uint32_t i = 0; i < ENTRIES; i++)
         if (strcmp(entries[i].name, name) == 0)
             return set_entry(options, &entries[i], value) ? 0 : refuse(&entries[i], value, error);
-    char names[420] = "";
+    char names[480] = "";
     for (uint32_t i = 0; i < ENTRIES; i++) {
         size_t at = strlen(names);
         snprintf(names + at, sizeof names - at, "%s%s", i > 0 ? ", " : "", entries[i].name);
     }
-    return error_set(error, ERROR_INVALID, "no option of training is called \"%.40s\": %s", name, names);
+    return error_set(error, ERROR_INVALID, "no option is called \"%.16s\": %s", name, names);
 }
 
 static void print_list(const struct entry *entry, const struct train_options *options, char *out, size_t size) {
@@ -412,7 +447,8 @@ void train_option_value(uint32_t index, const struct train_options *options, cha
 }
 
 int train_options_scale(struct train_options *options, uint32_t steps, struct error *error) {
-    uint32_t *parts[] = {&options->rank_steps, &options->local_steps, &options->kl_steps, &options->parameter_steps};
+    uint32_t *parts[] = {&options->rank_steps, &options->local_steps, &options->kl_steps, &options->parameter_steps,
+        &options->gate_steps};
     enum { PARTS = sizeof parts / sizeof parts[0] };
     uint64_t all = 0, before = 0, taken = 0;
     uint32_t stages = 0;
@@ -436,6 +472,18 @@ int train_options_scale(struct train_options *options, uint32_t steps, struct er
 /* ---- as a whole ---- */
 
 static int check_stages(const struct train_options *options, struct error *error) {
+    bool gates = options->method == TRAIN_RLKV, others = options->rank_steps > 0 || options->local_steps > 0 ||
+                                                         options->kl_steps > 0 || options->parameter_steps > 0;
+    if (gates ? others : options->gate_steps > 0)
+        return error_set(
+            error, ERROR_INVALID, "gate_steps: stage gates is method rlkv's, which has no other, and no other has it");
+    if (options->paper && (gates || options->method == TRAIN_FORESIGHT))
+        return error_set(
+            error, ERROR_INVALID, "recipe: paper is that of method distillcache, not of %s", methods[options->method]);
+    if (gates && options->students < 2)
+        return error_set(error, ERROR_INVALID, "students: stage gates compares at least 2");
+    if (options->method == TRAIN_FORESIGHT && options->kl_steps > 0 && options->students < 2)
+        return error_set(error, ERROR_INVALID, "students: method foresight compares at least 2");
     if (options->local_steps > 0 && options->future > LOCAL_FUTURE_MAX)
         return error_set(error, ERROR_INVALID, "future: stage local compares outputs of at most %d queries, not %u",
             LOCAL_FUTURE_MAX, options->future);
@@ -449,6 +497,8 @@ static int check_stages(const struct train_options *options, struct error *error
 }
 
 static int check_network(const struct train_options *options, struct error *error) {
+    if (options->method == TRAIN_RLKV)
+        return 0;
     if (options->features == FEATURES_PAPER && (options->inputs & ~(uint32_t)PAPER_INPUTS) != 0)
         return error_set(error, ERROR_INVALID,
             "inputs: the paper's features are mean, deviation, entropy, value_norm and position only");
@@ -469,9 +519,9 @@ int train_options_check(const struct train_options *options, struct error *error
         return error_set(error, ERROR_INVALID, "prompt_least: %u is more than prompt_most, %u", options->prompt_least,
             options->prompt_most);
     if (options->rank_steps == 0 && options->local_steps == 0 && options->kl_steps == 0 &&
-        options->parameter_steps == 0)
-        return error_set(
-            error, ERROR_INVALID, "rank_steps, local_steps, kl_steps, parameter_steps: one of the stages needs a step");
+        options->parameter_steps == 0 && options->gate_steps == 0)
+        return error_set(error, ERROR_INVALID,
+            "rank_steps, local_steps, kl_steps, parameter_steps, gate_steps: one of the stages needs a step");
     int code = check_stages(options, error);
     return code == 0 ? check_network(options, error) : code;
 }

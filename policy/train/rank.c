@@ -6,6 +6,7 @@
 
 #include "engine/random.h"
 #include "policy/train/examples.h"
+#include "policy/train/foresight.h"
 #include "policy/train/listwise.h"
 
 enum { STREAM_RANK = 0x52414E4B };
@@ -32,11 +33,23 @@ static int rank_begin(struct training *training, struct error *error) {
     return code == 0 ? rank_begin_on(training, records, error) : code;
 }
 
-/* context: the number of slots that are left out. */
+/* What the loss depends on beside a head's scores. */
+struct rank_context {
+    const struct training *training;
+    uint32_t left_out;
+};
+
 static void learn(void *context, struct example *example) {
-    const uint32_t *leave_out = context;
-    example->loss = listwise_loss(example->scores, example->head->targets, example->slots, *leave_out, example->factor,
-        example->gradient, example->work, example->order);
+    const struct rank_context *rank = context;
+    example->loss = listwise_loss(example->scores, example->head->targets, example->slots, rank->left_out,
+        example->factor, example->gradient, example->work, example->order);
+}
+
+static void learn_foresight(void *context, struct example *example) {
+    const struct training *training = ((const struct rank_context *)context)->training;
+    struct foresight_pairs pairs = {training->options->seed, training->stage_step, example->head->head};
+    example->loss = foresight_hinge(example->scores, example->head->targets, example->slots, example->budget,
+        training->network->protect_recent, &pairs, example->factor, example->gradient, example->work, example->order);
 }
 
 static struct adamw_options optimiser(const struct train_options *options) {
@@ -53,15 +66,16 @@ static struct adamw_options optimiser(const struct train_options *options) {
 
 static int rank_step(struct training *training, struct stage_result *result, struct error *error) {
     const struct records *records = examples_records(training->stage_state);
-    uint32_t words[4], leave_out;
+    struct rank_context context = {.training = training};
+    uint32_t words[4];
     random_philox(training->options->seed, STREAM_RANK, 0, training->stage_step, words);
     struct examples_step step = {.sequence = &records->sequences[words[0] % records->count],
-        .learn = learn,
-        .context = &leave_out,
+        .learn = training->options->method == TRAIN_FORESIGHT ? learn_foresight : learn,
+        .context = &context,
         .optimiser = optimiser(training->options)};
     double ratio = ratio_least * pow(ratio_most / ratio_least, words[1] * 0x1p-32);
     step.budget = records_budget(ratio, step.sequence->slots);
-    leave_out = (uint32_t)(left_out[words[2] % 3] * step.budget);
+    context.left_out = (uint32_t)(left_out[words[2] % 3] * step.budget);
     int code = examples_step(training->stage_state, &step, error);
     if (code != 0)
         return code;

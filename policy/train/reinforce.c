@@ -9,6 +9,7 @@
 #include "policy/budget.h"
 #include "policy/train/actor.h"
 #include "policy/train/baseline.h"
+#include "policy/train/foresight.h"
 #include "policy/train/ranking.h"
 #include "policy/train/rollout.h"
 
@@ -53,6 +54,9 @@ struct kl_state {
     double *rewards;    /* the same */
     double *advantages; /* [students][prunes] */
     double *work;       /* [students] */
+    /* Method foresight, else NULL: [rollout] of the teacher's distributions. */
+    float *entropies, *sorted;
+    bool *low;
 };
 
 static uint32_t kl_steps(const struct train_options *options) {
@@ -100,6 +104,9 @@ static void kl_end(struct training *training) {
     free(state->rewards);
     free(state->advantages);
     free(state->work);
+    free(state->entropies);
+    free(state->sorted);
+    free(state->low);
     free(state);
     training->stage_state = NULL;
 }
@@ -176,6 +183,13 @@ static bool open_step(struct kl_state *state) {
     state->rewards = malloc(students * steps * sizeof *state->rewards);
     state->advantages = malloc(students * state->prunes * sizeof *state->advantages);
     state->work = malloc(students * sizeof *state->work);
+    if (state->training->options->method == TRAIN_FORESIGHT) {
+        state->entropies = calloc(steps, sizeof *state->entropies);
+        state->sorted = malloc(steps * sizeof *state->sorted);
+        state->low = calloc(steps, sizeof *state->low);
+        if (state->entropies == NULL || state->sorted == NULL || state->low == NULL)
+            return false;
+    }
     return state->prune_at != NULL && state->kl != NULL && state->rewards != NULL && state->advantages != NULL &&
            state->work != NULL;
 }
@@ -384,17 +398,6 @@ static double return_of(const struct reinforce_rollouts *rollouts, uint32_t stud
     return sum;
 }
 
-/* In place: less the mean, over the deviation. */
-static void standardise(double *values, uint32_t count) {
-    double mean = 0, variance = 0;
-    for (uint32_t i = 0; i < count; i++)
-        mean += values[i] / count;
-    for (uint32_t i = 0; i < count; i++)
-        variance += (values[i] - mean) * (values[i] - mean) / count;
-    for (uint32_t i = 0; i < count; i++)
-        values[i] = (values[i] - mean) / (sqrt(variance) + 1e-6);
-}
-
 void reinforce_advantages(const struct reinforce_rollouts *rollouts, double *advantages, double *work) {
     uint32_t students = rollouts->students;
     for (uint32_t p = 0; p < rollouts->prunes; p++) {
@@ -402,7 +405,7 @@ void reinforce_advantages(const struct reinforce_rollouts *rollouts, double *adv
         for (uint32_t s = 0; s < students; s++)
             work[s] = return_of(rollouts, s, rollouts->prune_at[p], &steps);
         if (rollouts->group)
-            standardise(work, students);
+            baseline_group(work, students, work);
         else
             baseline_advantages(work, students, rollouts->average * steps, work);
         for (uint32_t s = 0; s < students; s++)
@@ -464,7 +467,8 @@ static int roll_out(struct kl_state *state, uint32_t ratio, struct error *error)
         .continuation = data.own || data.count < data.prompt + options->rollout ? NULL : data.tokens + data.prompt,
         .steps = options->rollout,
         .students = students,
-        .students_count = state->students_count};
+        .students_count = state->students_count,
+        .entropies = state->entropies};
     state->prompt = data.prompt;
     reset(state);
     code = rollout_run(training, &plan, state->kl, reset, state, error);
@@ -477,12 +481,16 @@ static int roll_out(struct kl_state *state, uint32_t ratio, struct error *error)
 static void reward(struct kl_state *state, struct stage_result *result) {
     const struct train_options *options = state->training->options;
     uint32_t students = state->students_count, steps = options->rollout;
+    if (state->entropies != NULL)
+        foresight_low_entropy(state->entropies, steps, state->low, state->sorted);
     result->reward = result->entropy = 0;
     for (uint32_t s = 0; s < students; s++) {
         double *rewards = state->rewards + (size_t)s * steps;
         for (uint32_t t = 0; t < steps; t++) {
             rewards[t] = -(double)state->kl[(size_t)s * steps + t];
             result->reward += t > 0 ? rewards[t] / (steps - 1) / students : 0;
+            if (state->entropies != NULL && !state->low[t])
+                rewards[t] = 0;
         }
         for (uint32_t p = 0; p < state->prunes; p++) {
             double entropy = actor_entropy(state->actor, s, p);
@@ -523,7 +531,8 @@ static int kl_step(struct training *training, struct stage_result *result, struc
         .prune_at = state->prune_at,
         .horizon = options->reward == REWARD_ROLLOUT8 ? REINFORCE_HORIZON : UINT32_MAX,
         .discount = (double)options->discount,
-        .average = training->baselines[ratio]};
+        .average = training->baselines[ratio],
+        .group = options->method == TRAIN_FORESIGHT};
     reinforce_advantages(&rollouts, state->advantages, state->work);
     training->baselines[ratio] =
         baseline_moving(training->baselines[ratio], mean_reward(state), (double)options->baseline_decay);

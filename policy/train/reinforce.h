@@ -13,7 +13,8 @@
  *               of heads) of ln pi / slots drawn; a step of AdamW follows it
  *
  * With FEATURES_CONTENT the content maps stay as they are: what one rollout says about them is noise, which Adam would
- * make steps of full size of. With reward ranking the stage is another one, on recorded examples (ranking.h).
+ * make steps of full size of. Method foresight: group-relative, and not all steps earn (foresight.h). With reward
+ * ranking the stage is another one, on recorded examples (ranking.h).
  */
 #ifndef POLICY_TRAIN_REINFORCE_H
 #define POLICY_TRAIN_REINFORCE_H

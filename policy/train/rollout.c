@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy/train/rollout.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/kv_cache.h"
@@ -15,6 +16,7 @@ struct rollout {
     uint32_t prunes[ROLLOUT_STUDENTS_MAX]; /* done */
     int32_t next;                          /* token to feed */
     uint64_t tokens;                       /* computed */
+    float *logits;                         /* [vocabulary]; NULL: no entropies are wanted */
 };
 
 static void free_sequences(struct rollout *rollout) {
@@ -137,6 +139,24 @@ static int prune_students(struct rollout *rollout, struct error *error) {
     return code == 0 && count > 0 ? engine_prune(rollout->training->engine, by_policy, count, error) : code;
 }
 
+/* Of the distribution of a wanted row. */
+static int measure_entropy(struct rollout *rollout, uint32_t row, float *out, struct error *error) {
+    uint32_t vocabulary = engine_model(rollout->training->engine)->shape.vocabulary;
+    const float *logits = rollout->logits;
+    float highest = -INFINITY;
+    double sum = 0, weighted = 0;
+    int code = engine_logits(rollout->training->engine, row, rollout->logits, error);
+    for (uint32_t i = 0; code == 0 && i < vocabulary; i++)
+        highest = logits[i] > highest ? logits[i] : highest;
+    for (uint32_t i = 0; code == 0 && i < vocabulary; i++) {
+        double below = (double)logits[i] - (double)highest, weight = exp(below);
+        sum += weight;
+        weighted += weight > 0 ? weight * below : 0;
+    }
+    *out = (float)(log(sum) - weighted / sum);
+    return code;
+}
+
 /* Feeds the next token to all; kl of this step [students_count], steps apart. */
 static int step(struct rollout *rollout, uint32_t index, float *kl, struct error *error) {
     const struct rollout_plan *plan = rollout->plan;
@@ -158,6 +178,8 @@ static int step(struct rollout *rollout, uint32_t index, float *kl, struct error
         code = engine_kl(rollout->training->engine, teacher_rows, rows, count, values, error);
     for (uint32_t i = 0; code == 0 && i < count; i++)
         kl[(size_t)i * plan->steps + index] = values[i];
+    if (code == 0 && plan->entropies != NULL)
+        code = measure_entropy(rollout, items[0].first_row, &plan->entropies[index], error);
     if (code == 0 && index + 1 < plan->steps)
         code = choose_next(rollout, index, items[0].first_row, error);
     return code == 0 ? prune_students(rollout, error) : code;
@@ -190,8 +212,14 @@ int rollout_run(struct training *training, const struct rollout_plan *plan, floa
     void *reset_context, struct error *error) {
     struct rollout rollout = {.training = training, .plan = plan};
     int code = tokenizer_list_ends(training->run->tokenizer, &rollout.ends);
-    if (code != 0)
+    if (code == 0 && plan->entropies != NULL) {
+        rollout.logits = malloc(engine_model(training->engine)->shape.vocabulary * sizeof *rollout.logits);
+        code = rollout.logits != NULL ? 0 : ERROR_MEMORY;
+    }
+    if (code != 0) {
+        token_list_free(&rollout.ends);
         return error_set(error, ERROR_MEMORY, "no memory for a rollout");
+    }
     for (;;) {
         for (uint32_t i = 0; i < plan->students_count; i++)
             rollout.prunes[i] = 0;
@@ -208,5 +236,6 @@ int rollout_run(struct training *training, const struct rollout_plan *plan, floa
     }
     training->tokens += rollout.tokens;
     token_list_free(&rollout.ends);
+    free(rollout.logits);
     return code == ERROR_CANCELLED ? error_set(error, code, "stopped") : code;
 }

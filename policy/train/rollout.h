@@ -31,6 +31,7 @@ struct rollout_plan {
     uint32_t steps;
     const struct rollout_student *students;
     uint32_t students_count;
+    float *entropies; /* [steps] out: of the teacher's distribution at each step but 0, nats; NULL: not wanted */
 };
 
 /* kl [students][steps]: kl[s][0] is 0. 0, TRAIN_AGAIN never (the whole rollout is begun anew inside), else as

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/random.h"
+#include "policy/train/rlkv.h"
 
 enum { STREAM_START = 0x53544152 };
 enum { ARRAY_W1, ARRAY_B1, ARRAY_W2, ARRAY_W3, ARRAY_CONTENT };
@@ -51,6 +52,8 @@ struct policy_network *network_start(
         .layers = model->shape.layers,
         .kv_heads = model->shape.kv_heads,
         .head_dim = model->shape.head_dim};
+    if (options->method == TRAIN_RLKV)
+        shape = rlkv_shape(model);
     struct policy_network *network = network_create(&shape, error);
     if (network == NULL)
         return NULL;
@@ -58,6 +61,7 @@ struct policy_network *network_start(
     network->floor = options->floor;
     network->interval = options->interval;
     network->summary = options->summary;
+    network->protect_recent = options->protect_recent;
     snprintf(network->fingerprint, sizeof network->fingerprint, "%s", model->fingerprint);
     network->method = strdup(train_method_name(options->method));
     if (network->method == NULL) {
@@ -65,6 +69,8 @@ struct policy_network *network_start(
         network_release(network);
         return NULL;
     }
+    if (options->method == TRAIN_RLKV)
+        return network; /* gates of 1/2 */
     if (options->features == FEATURES_PAPER)
         start_paper(network, options->seed);
     else

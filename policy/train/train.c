@@ -12,10 +12,12 @@
 #include "engine/clock.h"
 #include "engine/cpu/threads.h"
 #include "policy/train/checkpoint.h"
+#include "policy/train/rlkv.h"
 #include "policy/train/start.h"
 
 /* In the order in which they run. */
-static const struct train_stage *const stages[] = {&stage_rank, &stage_local, &stage_kl, &stage_kl_parameter};
+static const struct train_stage *const stages[] = {
+    &stage_rank, &stage_local, &stage_kl, &stage_kl_parameter, &stage_gates};
 enum { STAGES = sizeof stages / sizeof stages[0], REPORTS_MOST = 200 /* of a stage; short ones report every step */ };
 
 struct run {
@@ -163,26 +165,6 @@ static void report(struct run *run, const struct validation *validation) {
 
 /* ---- opening ---- */
 
-/* Stages that options ask for and that are not in the table. */
-static int check_stages(const struct train_options *options, struct error *error) {
-    const struct {
-        const char *name;
-        uint32_t steps;
-    } wanted[] = {{"rank", options->rank_steps}, {"local", options->local_steps}, {"kl", options->kl_steps},
-        {"kl_parameter", options->parameter_steps}};
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
-        bool there = wanted[i].steps == 0;
-        for (int s = 0; s < STAGES; s++)
-            there = there || strcmp(stages[s]->name, wanted[i].name) == 0;
-        if (!there)
-            return error_set(error, ERROR_UNSUPPORTED, "stage %s is not built into this program", wanted[i].name);
-    }
-    if (options->method == TRAIN_FORESIGHT || options->method == TRAIN_RLKV)
-        return error_set(
-            error, ERROR_UNSUPPORTED, "method %s is not built into this program", train_method_name(options->method));
-    return 0;
-}
-
 static int load_data(struct training *training, struct error *error) {
     const struct train_options *options = training->options;
     const struct train_run *run = training->run;
@@ -305,7 +287,8 @@ static int save_network(const struct run_state *state, const struct policy_netwo
         return error_set(error, ERROR_MEMORY, "no memory for a copy of the network");
     int code = write_record(state, copy, step, error);
     if (code == 0)
-        code = network_save(copy, file, error);
+        code = state->training.options->method == TRAIN_RLKV ? rlkv_save(copy, file, error)
+                                                             : network_save(copy, file, error);
     network_release(copy);
     return code;
 }
@@ -315,7 +298,8 @@ static int save_network(const struct run_state *state, const struct policy_netwo
 static int save_checkpoint(struct run *run, struct error *error) {
     struct training *training = &run->state.training;
     char *file = NULL;
-    if (asprintf(&file, "%s/policy-%llu.safetensors", training->run->directory, (unsigned long long)training->step) < 0)
+    if (asprintf(&file, "%s/policy-%llu.%s", training->run->directory, (unsigned long long)training->step,
+            training->options->method == TRAIN_RLKV ? "json" : "safetensors") < 0)
         return error_set(error, ERROR_MEMORY, "no memory for a checkpoint");
     int code = save_network(&run->state, training->network, training->step, file, error);
     if (code == 0)
@@ -486,8 +470,6 @@ int train_run(const struct train_run *options, struct error *error) {
     run->start = run->last = clock_seconds();
     run->stage_name = stages[0]->name;
     int code = train_options_check(&options->options, error);
-    if (code == 0)
-        code = check_stages(&options->options, error);
     if (code == 0)
         code = open_run(run, options, error);
     if (code == 0 && options->background != NULL) {

@@ -9,6 +9,7 @@
  *   kl             policy gradient on rollouts, reward -KL(teacher || student) per step (the paper's)
  *   kl_parameter   policy gradient in the space of few parameters (last-layer directions per layer group, recency
  *                  weights, layer budgets, floor), on rollouts
+ *   gates          policy gradient on which heads keep everything (rlkv.h), of method rlkv alone
  * The methods are presets of stages and features: distillcache all of them, ranker rank alone, foresight and rlkv their
  * own (foresight.h, rlkv.h). recipe `paper` is the paper's features, network and single stage.
  *
@@ -46,6 +47,7 @@ struct train_options {
     float floor;
     bool summary;
     uint32_t interval;
+    uint32_t protect_recent; /* tokens */
     /* Data. */
     uint32_t prompt_least, prompt_most; /* tokens */
     double copying;                     /* part of the sequences that are generated copying prompts */
@@ -53,7 +55,7 @@ struct train_options {
     double ratios[TRAIN_RATIOS_MAX];    /* budgets, one drawn per rollout */
     uint32_t ratios_count;
     /* Stages. */
-    uint32_t rank_steps, local_steps, kl_steps, parameter_steps;
+    uint32_t rank_steps, local_steps, kl_steps, parameter_steps, gate_steps;
     uint32_t future;   /* rank: queries whose attention is to be predicted, 64 */
     uint32_t rollout;  /* kl, kl_parameter: tokens of a rollout */
     uint32_t students; /* K */
@@ -63,6 +65,7 @@ struct train_options {
     float discount;       /* gamma 0.99 */
     float entropy;        /* beta 0.01 */
     float baseline_decay; /* of the moving average, 0.9 */
+    float gate_penalty;   /* rlkv: of a gate that is 1 */
     /* Optimiser (adamw.h). */
     float parameter_rate; /* kl_parameter: steps of its optimiser, in standard deviations of its draws */
     float rank_rate, learning_rate, weight_decay, clip;

@@ -4,7 +4,7 @@
  * beside h2o with the same budgets and interval. Continuations are the text's and the full model's own, where there is
  * a text.
  */
-#include "policy/train/internal.h"
+#include "policy/train/rlkv.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -159,9 +159,13 @@ static int choose_h2o(const struct policy_network *network, struct policy_settin
     return policy_settings_parse(text, settings, error);
 }
 
-static void choose_own(const struct policy_network *network, struct policy_settings *settings) {
+static int choose_own(const struct policy_network *network, bool gates, double ratio, struct policy_settings *settings,
+    struct error *error) {
+    if (gates)
+        return rlkv_settings(network, ratio, settings, error);
     policy_settings_default(policy_find("distillcache"), settings);
     policy_settings_use_network(settings, network);
+    return 0;
 }
 
 static int open_variants(struct comparison *comparison, const struct policy_network *network, struct error *error) {
@@ -176,7 +180,7 @@ static int open_variants(struct comparison *comparison, const struct policy_netw
         if (other)
             code = choose_h2o(network, &variant->settings, error);
         else
-            choose_own(network, &variant->settings);
+            code = choose_own(network, options->method == TRAIN_RLKV, variant->ratio, &variant->settings, error);
         variant->settings.ratio = variant->ratio;
     }
     comparison->setup = (struct eval_setup){.model = engine_model(comparison->training->engine)->fingerprint,

@@ -145,7 +145,7 @@ def test_the_policy_serves(whole, folder, text):
 
 
 @pytest.mark.parametrize("options, message", [
-    (("--set", "colour=red"), "no option of training is called \"colour\": method, recipe"),
+    (("--set", "colour=red"), "no option is called \"colour\": method, recipe"),
     (("--set", "hidden"), "must be NAME=VALUE"),
     (("--set", "method=rlkv"), "give --method instead"),
     (("--ratio", "0.5,2"), "option --ratio"),

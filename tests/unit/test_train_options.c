@@ -110,7 +110,7 @@ static void test_presets_keep_the_seed(void **state) {
 static void test_refusals(void **state) {
     (void)state;
     static const char *const wrong[][3] = {
-        {"colour", "red", "no option of training is called \"colour\": method, recipe, seed"},
+        {"colour", "red", "no option is called \"colour\": method, recipe, seed"},
         {"method", "h2o", "method: \"h2o\" is not one of distillcache, ranker, foresight, rlkv"},
         {"hidden", "0", "hidden: \"0\" is not a whole number from 1 to 256"},
         {"hidden", "3.5", "hidden: \"3.5\" is not a whole number"},

@@ -49,6 +49,13 @@ static const struct run_case cases[] = {
     {"rank, local of the paper's features, subsets", TRAIN_RANKER, false,
         {{"features", "paper"}, {"rank_steps", "1"}, {"local_steps", "2"}, {"sampler", "subset"}}, 3, true},
     {"ranking", TRAIN_RANKER, false, {{"rank_steps", "0"}, {"kl_steps", "3"}, {"reward", "ranking"}}, 3, true},
+    {"foresight", TRAIN_FORESIGHT, false,
+        {{"rank_steps", "2"}, {"kl_steps", "2"}, {"hidden", "8"}, {"protect_recent", "20"}, {"valid_prompts", "1"}}, 4,
+        true},
+    {"rlkv", TRAIN_RLKV, false,
+        {{"gate_steps", "3"}, {"prompt_least", "100"}, {"prompt_most", "120"}, {"students", "3"}, {"ratios", "0.9"},
+            {"valid_prompts", "1"}},
+        3, true},
     {"content, model", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"kl_steps", "2"}, {"scope", "model"}}, 3, true},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
