@@ -169,19 +169,23 @@ void policy_option_allowed(uint32_t index, char *out, size_t size) {
 
 /* The shortest text that reads back as the same float. */
 static void format_float(float value, char *out, size_t size) {
+    char text[32] = "";
     for (int digits = 6; digits <= 9; digits++) {
-        snprintf(out, size, "%.*g", digits, (double)value);
-        if (strtof(out, NULL) == value)
-            return;
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value)
+            break;
     }
+    snprintf(out, size, "%s", text);
 }
 
 static void format_double(double value, char *out, size_t size) {
+    char text[32] = "";
     for (int digits = 6; digits <= 17; digits++) {
-        snprintf(out, size, "%.*g", digits, value);
-        if (strtod(out, NULL) == value)
-            return;
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
     }
+    snprintf(out, size, "%s", text);
 }
 
 /* How it was trained and what it looks at, in two words. */

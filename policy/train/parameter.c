@@ -22,10 +22,10 @@
 #include "engine/random.h"
 #include "policy/train/baseline.h"
 
-enum { GROUPS_MAX = 6, PROMPTS = 2 /* a step */, STREAM_PARAMETER = 0x50415241 };
+enum { GROUPS_MAX = 10, PROMPTS = 2 /* a step */, STREAM_PARAMETER = 0x50415241 };
 /* Sequences of the data set before this one are those of the stage rank. */
 #define ROLLOUT_FIRST (UINT64_C(1) << 24)
-static const double budget_deviation = 0.1, weight_deviation = 0.1, floor_deviation = 0.04;
+static const double budget_deviation = 0.2, weight_deviation = 0.15, floor_deviation = 0.08;
 static const double floor_least = 0.2, floor_most = 1, budget_least = 0.2, budget_most = 3;
 static const double reward_offset = 0.02;
 
