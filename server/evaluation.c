@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { TEXT_MAX = 256 };
 
@@ -86,6 +87,9 @@ static int evaluation_policy_text(
     if (strchr(name, '/') != NULL || name[0] == '.' || store_path(store, "policies", name, path, sizeof path) != 0)
         return fault_invalid(
             fault, "policies", "policies: '%.100s' must name a trained policy (GET /admin/v1/policies)", text);
+    if (access(path, R_OK) != 0)
+        return fault_invalid(
+            fault, "policies", "policies: there is no trained policy '%.*s'", (int)(comma - colon - 1), colon + 1);
     int length = snprintf(out, size, "%.*s:%s%s", (int)(colon - text), text, path, comma);
     return length < 0 || (size_t)length >= size ? fault_invalid(fault, "policies", "policies: a text is too long") : 0;
 }

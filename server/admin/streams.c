@@ -23,12 +23,13 @@ struct stream {
     char job[POLICY_NAME_MAX];
     char after[64]; /* id of an event; empty: from the start */
     int64_t last;   /* number of the last event that was written */
-    bool reading, again, begun, gone;
+    bool reading, again, begun, ended, gone;
     bool caught_up; /* what there was is written: from now on its client must keep up */
     struct stream *next, *previous;
     /* of a reading: */
     struct buffer out;
     int64_t count;
+    bool settled;    /* the runner had done with the job before it began: nothing follows */
     char status[16]; /* of the job; empty: there is none */
 };
 
@@ -90,7 +91,10 @@ static int stream_read(struct database *database, void *state, struct error *err
 
 /* --- On the loop's thread --- */
 
+/* A job that was cancelled has ended when the runner has put it down: until then there may be a checkpoint. */
 static bool stream_job_has_ended(const struct stream *stream) {
+    if (!stream->settled)
+        return false;
     return strcmp(stream->status, "succeeded") == 0 || strcmp(stream->status, "failed") == 0 ||
            strcmp(stream->status, "cancelled") == 0;
 }
@@ -134,17 +138,22 @@ static void stream_was_read(void *state, const struct error *error) {
     stream->again = false;
     if (ended)
         exchange_write(stream->exchange, "data: [DONE]\n\n", 14);
-    if (ended || stream->admin->draining)
+    stream->ended = ended || stream->admin->draining;
+    if (stream->ended)
         exchange_end(stream->exchange);
     else if (more)
         stream_look(stream);
 }
 
 static void stream_look(struct stream *stream) {
-    if (stream->reading || stream->gone || stream->admin->store == NULL) {
-        stream->again = true;
+    stream->again = true;
+    if (stream->reading || stream->ended || stream->gone || stream->admin->store == NULL)
         return;
-    }
+    stream->again = false;
+    struct jobs_state state = {.id = ""};
+    if (stream->admin->jobs != NULL)
+        jobs_get_state(stream->admin->jobs, &state);
+    stream->settled = strcmp(state.id, stream->job) != 0;
     stream->reading = store_post(stream->admin->store, stream_read, stream_was_read, stream) == 0;
     if (!stream->reading)
         exchange_abandon(stream->exchange);
@@ -184,7 +193,9 @@ void streams_changed(struct admin *admin, const char *job) {
 void streams_end_all(struct admin *admin) {
     for (struct stream *stream = admin->streams, *next; stream != NULL; stream = next) {
         next = stream->next;
-        if (stream->begun && !stream->reading)
-            exchange_end(stream->exchange);
+        if (!stream->begun || stream->reading || stream->ended)
+            continue; /* it ends when it was read, or has */
+        stream->ended = true;
+        exchange_end(stream->exchange);
     }
 }

@@ -34,8 +34,9 @@ struct upload {
     char purpose[64];
     bool has_file, has_purpose;
     uint64_t bytes;
-    struct buffer block; /* of the file, not written yet; the other thread's while it works */
-    int fd;              /* -1: not open yet */
+    struct buffer block;   /* of the file, not written yet */
+    struct buffer writing; /* the other thread's part of it */
+    int fd;                /* -1: not open yet */
     uv_work_t work;
     bool working;   /* the other thread has it */
     bool abandoned; /* nobody wants it any more: freed when the thread is done */
@@ -54,6 +55,7 @@ static void upload_free(struct upload *upload) {
     if (upload->admin->store != NULL && !upload->kept && (upload->fd >= 0 || upload->whole))
         admin_unlink(upload->admin, "files", upload->whole ? upload->stored : upload->temporary);
     buffer_free(&upload->block);
+    buffer_free(&upload->writing);
     free(upload);
 }
 
@@ -91,13 +93,13 @@ static int upload_open(struct upload *upload) {
 static int upload_write(struct upload *upload) {
     int code = upload_open(upload);
     size_t written = 0;
-    while (code == 0 && written < upload->block.length) {
-        ssize_t count = write(upload->fd, upload->block.data + written, upload->block.length - written);
+    while (code == 0 && written < upload->writing.length) {
+        ssize_t count = write(upload->fd, upload->writing.data + written, upload->writing.length - written);
         if (count < 0 && errno != EINTR)
             return upload_fail(upload, "write");
         written += count > 0 ? (size_t)count : 0;
     }
-    upload->block.length = 0;
+    upload->writing.length = 0;
     return code;
 }
 
@@ -223,6 +225,19 @@ static void upload_take_error(struct upload *upload) {
         fault_memory(&upload->fault);
 }
 
+static void upload_written(uv_work_t *work, int status);
+
+/* Hands the block to the other thread. */
+static int upload_hand_over(struct upload *upload, uv_work_cb work, uv_after_work_cb done) {
+    struct buffer empty = upload->writing;
+    upload->writing = upload->block;
+    upload->block = empty;
+    if (uv_queue_work(loop_uv(upload->admin->server->loop), &upload->work, work, done) != 0)
+        return fault_memory(&upload->fault);
+    upload->working = true;
+    return 0;
+}
+
 static void upload_written(uv_work_t *work, int status) {
     struct upload *upload = work->data;
     (void)status;
@@ -235,24 +250,20 @@ static void upload_written(uv_work_t *work, int status) {
     exchange_resume(upload->exchange);
 }
 
+/* The library may bring what it has of a chunked body although the connection is suspended: that waits in the block. */
 static int upload_piece(struct exchange *exchange, const char *data, size_t bytes, struct fault *fault) {
     struct upload *upload = exchange->state;
     if (upload == NULL)
         return 0;
     if (upload->fault.status == 0 && MHD_post_process(upload->processor, data, bytes) != MHD_YES)
         upload_refuse(upload, NULL, "the body is not a well-formed multipart form");
-    upload_take_error(upload);
-    if (upload->fault.status != 0) {
-        *fault = upload->fault;
-        return -1;
-    }
-    if (upload->block.length < UPLOAD_BLOCK)
-        return 0;
-    if (uv_queue_work(loop_uv(exchange->server->loop), &upload->work, upload_write_work, upload_written) != 0)
-        return fault_memory(fault);
-    upload->working = true;
-    exchange_pause(exchange);
-    return 0;
+    if (upload->fault.status == 0 && !upload->working && upload->block.length >= UPLOAD_BLOCK &&
+        upload_hand_over(upload, upload_write_work, upload_written) == 0)
+        exchange_pause(exchange);
+    if (!upload->working)
+        upload_take_error(upload);
+    *fault = upload->fault;
+    return upload->fault.status == 0 ? 0 : -1;
 }
 
 const struct body_reader upload_reader = {upload_begin, upload_piece};
@@ -332,11 +343,9 @@ void files_upload(struct exchange *exchange) {
         upload_refuse_whole(upload);
         return;
     }
-    if (uv_queue_work(loop_uv(exchange->server->loop), &upload->work, upload_complete_work, upload_completed) != 0) {
-        fault_memory(&upload->fault);
+    if (upload_hand_over(upload, upload_complete_work, upload_completed) != 0) {
         upload_refuse_whole(upload);
         return;
     }
-    upload->working = true;
     exchange_retain(exchange);
 }

@@ -49,7 +49,7 @@ static int fake_load(
     fake->tokenizer = fake_tokenizer_create(false);
     *model = (struct server_model){.scheduler = fake->scheduler,
         .tokenizer = fake->tokenizer,
-        .fingerprint = "0123456789abcdef0123456789abcdef",
+        .fingerprint = FAKE_FINGERPRINT,
         .vocabulary = FAKE_VOCABULARY,
         .context = options.tokens_max,
         .tokens_max = options.tokens_max,

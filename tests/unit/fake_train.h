@@ -19,9 +19,10 @@
 #include "policy/train/train.h"
 #include "server/evaluation.h"
 
+#define FAKE_FINGERPRINT "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define FAKE_TRAIN_MODEL                                                                                               \
     (struct policy_model) {                                                                                            \
-        .fingerprint = "0123456789abcdef0123456789abcdef", .layers = 2, .kv_heads = 2, .head_dim = 4                   \
+        .fingerprint = FAKE_FINGERPRINT, .layers = 2, .kv_heads = 2, .head_dim = 4                                     \
     }
 
 int fake_train(const struct train_run *run, struct error *error);
