@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from admin import API, KEY, TINY, Admin, expect_error, form, free_port
-from conftest import FAKE, PATIENCE, eventually, read_reply
+from conftest import FAKE, PATIENCE, SERVER, eventually, read_reply
 
 MULTIPART = {"Content-Type": "multipart/form-data; boundary=XYZ"}
 
@@ -88,7 +88,7 @@ def test_a_state_directory_is_for_one_server(admin):
 
 
 def test_the_key_is_not_printed(tmp_path):
-    command = [FAKE.replace("tests/unit/fake_server", "distillcache"), "serve", "--admin-key", "hush-hush", "--print-config"]
+    command = [SERVER, "serve", "--admin-key", "hush-hush", "--print-config"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert result.returncode == 0 and "admin_key" in result.stdout and "hush" not in result.stdout + result.stderr
 
