@@ -95,7 +95,7 @@ need_asan_build() {
 }
 
 # The tests with several threads; the thread sanitizer has nothing to say about the others.
-thread_tests=(log scheduler server_loop threads)
+thread_tests=(log scheduler server_loop store threads)
 
 need_tsan_build() {
   need_setup

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of README.md, run as printed against a server.
 
-Every ```sh block that calls curl and every ```python block is run; the only change is the port, where a free one takes
-the place of 8080. An example passes when it exits with 0 and prints something, and curl gets no error status.
+Every ```sh block that calls curl and every ```python block is run; the only changes are the ports, where free ones take
+the places of 8080 and 8081 (of the admin API). An example passes when it exits with 0 and prints something, and curl gets no error status.
 """
 import os
 import re
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -46,11 +47,17 @@ def wait_for_port(process):
 
 
 @pytest.fixture(scope="module")
-def port():
+def ports(tmp_path_factory):
+    """What stands for 8080 and 8081."""
     assert MODEL, "DISTILLCACHE_TEST_MODEL names no model"
-    process = subprocess.Popen([PROGRAM, "serve", "--model", MODEL, "--port", "0"], stderr=subprocess.PIPE)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        admin_port = listener.getsockname()[1]
+    command = [PROGRAM, "serve", "--model", MODEL, "--port", "0", "--admin-port", str(admin_port), "--state-dir",
+               tmp_path_factory.mktemp("state")]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, env={**os.environ, "DISTILLCACHE_ADMIN_KEY": "secret"})
     try:
-        yield wait_for_port(process)
+        yield wait_for_port(process), admin_port
     finally:
         process.terminate()
         process.communicate(timeout=60)
@@ -63,8 +70,8 @@ def test_readme_has_examples():
 
 
 @pytest.mark.parametrize("line,language,code", EXAMPLES, ids=[f"line{line}" for line, _, _ in EXAMPLES])
-def test_example(port, line, language, code):
-    code = code.replace(":8080", f":{port}")
+def test_example(ports, line, language, code):
+    code = code.replace(":8080", f":{ports[0]}").replace(":8081", f":{ports[1]}")
     if language == "sh":
         code = re.sub(r"^curl ", "curl --fail-with-body --silent --show-error ", code, flags=re.M)
         command = ["bash", "-euo", "pipefail", "-c", code]
