@@ -12,6 +12,7 @@
  * | lengths      | --length       | numbers                                                               |
  * | data         | --data         | id of an uploaded file                                                |
  * | limit, seed, query_aware, continuation | the same                                                    |
+ * distillcache without a name is the policy that ships for the model, whichever is active.
  */
 #ifndef SERVER_EVALUATION_H
 #define SERVER_EVALUATION_H

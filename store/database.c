@@ -20,7 +20,7 @@ struct database {
 
 static int database_error(struct database *database, struct error *error, const char *doing) {
     int code = sqlite3_errcode(database->handle);
-    database->full = code == SQLITE_FULL;
+    database->full |= code == SQLITE_FULL;
     if (code == SQLITE_NOMEM)
         return error_set(error, ERROR_MEMORY, "no memory for %.300s", database->file);
     if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)

@@ -34,7 +34,7 @@ void database_rollback(struct database *database);
 bool database_in_transaction(const struct database *database);
 int database_savepoint(struct database *database, struct error *error);
 void database_release(struct database *database, bool keep); /* the savepoint: what was done since stays, or goes */
-/* The last error said that the disk is full. */
+/* Since database_begin an error said that the disk is full. */
 bool database_is_full(const struct database *database);
 
 /* Runs a statement. Returns the number of rows that it changed, or a negative code. */

@@ -188,6 +188,8 @@ static void store_run_batch(struct store *store, struct work_list *batch) {
     }
     if (code == 0)
         code = database_commit(store->database, &error);
+    if (database_is_full(store->database))
+        store_give_up_reserve(store);
     if (code == 0)
         return;
     database_rollback(store->database);
@@ -196,8 +198,6 @@ static void store_run_batch(struct store *store, struct work_list *batch) {
         work->code = code;
         work->error = error;
     }
-    if (database_is_full(store->database))
-        store_give_up_reserve(store);
 }
 
 static void store_hand_back(struct store *store, struct work_list *batch) {

@@ -319,6 +319,38 @@ static void closing_does_what_was_posted(void **state) {
     store_close(store);
 }
 
+/* --- A full disk --- */
+
+static int limit_pages(struct database *database, void *state, struct error *error) {
+    return database_run(database, error, state, "");
+}
+
+static void a_full_disk_is_told_and_survived(void **state) {
+    (void)state;
+    char path[128];
+    struct stat status;
+    struct store *store = open_store();
+    struct error error = {0};
+    int code = 0;
+    snprintf(path, sizeof path, "%s/reserve", directory);
+    assert_int_equal(stat(path, &status), 0);
+    assert_true(status.st_blocks * 512 >= 1 << 20); /* it really takes the space */
+    call(store, insert_job, "job-1");
+    call(store, limit_pages, "PRAGMA max_page_count = 40"); /* what SQLite says is what it says of a disk */
+    for (int i = 0; i < 5000 && code >= 0; i++)
+        code = store_call(store, insert_event, "job-1", &error);
+    assert_int_equal(code, ERROR_IO);
+    assert_non_null(strstr(error.message, "full"));
+    assert_int_not_equal(stat(path, &status), 0); /* given up */
+    call(store, limit_pages, "PRAGMA max_page_count = 100000");
+    struct move move = {"job-1", "queued", "failed", 0};
+    call(store, move_job, &move);
+    assert_int_equal(move.moved, 1);
+    store_close(store);
+    store_close(open_store());
+    assert_int_equal(stat(path, &status), 0); /* taken again */
+}
+
 /* --- Files that are not right --- */
 
 static void a_directory_is_for_one_process(void **state) {
@@ -416,6 +448,7 @@ int main(void) {
         TEST(an_event_needs_its_job),
         TEST(many_threads_write_at_once),
         TEST(closing_does_what_was_posted),
+        TEST(a_full_disk_is_told_and_survived),
         TEST(a_directory_is_for_one_process),
         TEST(a_file_that_is_no_database_is_refused),
         TEST(a_damaged_file_is_refused),
