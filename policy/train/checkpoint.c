@@ -41,17 +41,18 @@ static void walk_network(struct stream *stream, const struct policy_network *net
     walk_bytes(stream, &owned->floor, sizeof owned->floor);
 }
 
-static void walk_best(struct stream *stream, struct run_state *state) {
-    uint8_t there = state->best != NULL;
+/* One that may be NULL. */
+static void walk_optional(struct stream *stream, struct run_state *state, struct policy_network **network) {
+    uint8_t there = *network != NULL;
     walk_bytes(stream, &there, sizeof there);
     if (there == 0 || stream->failed)
         return;
-    if (state->best == NULL)
-        state->best = network_copy(state->training.network);
-    if (state->best == NULL)
+    if (*network == NULL)
+        *network = network_copy(state->training.network);
+    if (*network == NULL)
         stream->failed = true;
     else
-        walk_network(stream, state->best);
+        walk_network(stream, *network);
 }
 
 static void walk_optimiser(struct stream *stream, struct adamw *adamw) {
@@ -69,7 +70,8 @@ static void walk(struct stream *stream, struct run_state *state) {
     walk_bytes(stream, training->baselines, TRAIN_RATIOS_MAX * sizeof *training->baselines);
     walk_network(stream, training->network);
     walk_optimiser(stream, training->adamw);
-    walk_best(stream, state);
+    walk_optional(stream, state, &training->stage_network);
+    walk_optional(stream, state, &state->best);
     walk_bytes(stream, &state->sums, sizeof state->sums);
     walk_bytes(stream, &state->settled, sizeof state->settled);
     walk_bytes(stream, &state->best_at, sizeof state->best_at);

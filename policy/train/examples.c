@@ -131,15 +131,15 @@ static void learn_head(struct examples *state, uint32_t thread, const struct rec
     struct example_worker *worker = &state->workers[thread];
     records_inputs(state->records, sequence, head, step->budget, worker->inputs);
     if (head->keys != NULL)
-        records_keys(state->records, sequence, head, worker->keys);
-    struct train_slots slots = {.count = sequence->slots,
+        records_keys(state->records, head, worker->keys);
+    struct train_slots slots = {.count = head->slots,
         .inputs = worker->inputs,
         .keys = head->keys != NULL ? worker->keys : NULL,
         .standard = head->standard};
     network_forward(state->network, head->head, &slots, worker->pass, worker->scores);
     struct example example = {.sequence = sequence,
         .head = head,
-        .slots = sequence->slots,
+        .slots = head->slots,
         .budget = step->budget,
         .factor = 1.0 / sequence->heads_count,
         .scores = worker->scores,
@@ -147,7 +147,7 @@ static void learn_head(struct examples *state, uint32_t thread, const struct rec
         .work = worker->work,
         .order = worker->order,
         .gradient = worker->gradient};
-    memset(worker->gradient, 0, sequence->slots * sizeof *worker->gradient);
+    memset(worker->gradient, 0, head->slots * sizeof *worker->gradient);
     step->learn(step->context, &example);
     state->losses[chunk] += example.loss;
     state->rewards[chunk] += example.reward;

@@ -23,12 +23,13 @@ struct training {
     struct policy_network *network; /* (saved) being trained */
     struct adamw *adamw;            /* (saved) of the present stage */
     struct gradient *gradient;
-    uint32_t stage;              /* (saved) */
-    uint64_t stage_step;         /* (saved) steps of the stage done */
-    uint64_t step;               /* (saved) of all stages */
-    double *baselines;           /* (saved) [TRAIN_RATIOS_MAX] moving averages of the reward */
-    uint64_t tokens;             /* (saved) computed by the engine */
-    void *stage_state;           /* the stage's own; what of it must survive is a function of (network, step) */
+    uint32_t stage;                       /* (saved) */
+    uint64_t stage_step;                  /* (saved) steps of the stage done */
+    uint64_t step;                        /* (saved) of all stages */
+    double *baselines;                    /* (saved) [TRAIN_RATIOS_MAX] moving averages of the reward */
+    uint64_t tokens;                      /* (saved) computed by the engine */
+    struct policy_network *stage_network; /* (saved) as it was when the stage began; NULL: the stage needs none */
+    void *stage_state;           /* the stage's own; what of it must survive is a function of (networks, step) */
     struct validator *validator; /* what held-out comparisons share (validate.c); NULL: none */
 };
 
@@ -41,12 +42,13 @@ struct stage_result { /* NaN: no such measure */
  * stage: it begins its piece of work again. */
 struct train_stage {
     const char *name;
+    bool keeps_network; /* stage_network is there in begin */
     uint32_t (*steps)(const struct train_options *options);
     int (*begin)(struct training *training, struct error *error);
     int (*step)(struct training *training, struct stage_result *result, struct error *error);
     void (*end)(struct training *training); /* frees stage_state */
 };
-extern const struct train_stage stage_rank, stage_local, stage_kl, stage_kl_parameter, stage_gates;
+extern const struct train_stage stage_rank, stage_rank_pruned, stage_local, stage_kl, stage_kl_parameter, stage_gates;
 
 /* background_yield for stages: 0, ERROR_CANCELLED, or TRAIN_AGAIN: all sequences must be freed, and
  * train_gave_up called, before the piece of work is done again. */

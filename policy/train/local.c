@@ -74,6 +74,7 @@ static bool open_workers(struct local_state *state, const struct records *record
 
 static int local_begin(struct training *training, struct error *error) {
     uint32_t students = training->options->students;
+    struct record_plan plan = {.sequences = training->options->sequences, .outputs = true};
     struct records *records;
     struct local_state *state = calloc(1, sizeof *state);
     training->stage_state = state;
@@ -84,7 +85,7 @@ static int local_begin(struct training *training, struct error *error) {
     state->grams = output_grams(engine_model(training->engine), training->threads, error);
     if (state->grams == NULL)
         return ERROR_MEMORY;
-    int code = records_create(training, true, &records, error);
+    int code = records_create(training, &plan, &records, error);
     if (code != 0)
         return code;
     state->examples = examples_open(training, records, error);
@@ -176,7 +177,7 @@ static int local_step(struct training *training, struct stage_result *result, st
         .context = state,
         .failure = &state->failure,
         .optimiser = reinforce_optimiser(options, options->local_steps)};
-    step.budget = records_budget(options->ratios[words[1] % options->ratios_count], step.sequence->slots);
+    step.budget = records_budget(options->ratios[words[1] % options->ratios_count], step.sequence->seen);
     int code = examples_step(state->examples, &step, error);
     if (code != 0)
         return code;

@@ -65,14 +65,18 @@ static const struct entry entries[] = {
     {"prompt_most", KIND_COUNT, AT(prompt_most), 16, TOKENS_MAX, NULL, "tokens of the longest prompt"},
     {"copying", KIND_REAL, AT(copying), 0, 1, NULL, "part of the sequences that are generated to be copied from"},
     {"sequences", KIND_COUNT, AT(sequences), 1, 1 << 20, NULL, "rank, local: sequences recorded and used again and again"},
+    {"pruned_sequences", KIND_COUNT, AT(pruned_sequences), 1, 1 << 20, NULL,
+        "rank_pruned: sequences recorded, with students that prune them"},
     {"ratios", KIND_RATIOS, AT(ratios), 0, 1, NULL, "budgets, as parts of the tokens seen"},
     {"rank_steps", KIND_COUNT, AT(rank_steps), 0, STEPS_MAX, NULL, "steps of supervision on future attention"},
+    {"pruned_steps", KIND_COUNT, AT(pruned_steps), 0, STEPS_MAX, NULL,
+        "steps of the same supervision on caches that students prune"},
     {"local_steps", KIND_COUNT, AT(local_steps), 0, STEPS_MAX, NULL, "steps of the policy gradient on heads' own outputs"},
     {"kl_steps", KIND_COUNT, AT(kl_steps), 0, STEPS_MAX, NULL, "steps of the policy gradient on rollouts"},
     {"parameter_steps", KIND_COUNT, AT(parameter_steps), 0, STEPS_MAX, NULL,
         "steps of the policy gradient in the space of few parameters"},
     {"gate_steps", KIND_COUNT, AT(gate_steps), 0, STEPS_MAX, NULL, "rlkv: steps on which heads keep everything"},
-    {"future", KIND_COUNT, AT(future), 1, 65536, NULL, "rank: queries whose attention is to be predicted"},
+    {"future", KIND_COUNT, AT(future), 1, 65536, NULL, "rank, rank_pruned: queries whose attention is to be predicted"},
     {"rollout", KIND_COUNT, AT(rollout), 2, 65536, NULL, "tokens of a rollout"},
     {"students", KIND_COUNT, AT(students), 1, 32, NULL, "rollouts of the same prompt at once"},
     {"reward", KIND_CHOICE, AT(reward), 0, 0, rewards, "of a rollout's steps"},
@@ -82,7 +86,7 @@ static const struct entry entries[] = {
     {"entropy", KIND_FLOAT, AT(entropy), 0, 100, NULL, "weight of the entropy bonus"},
     {"baseline_decay", KIND_FLOAT, AT(baseline_decay), 0, 1, NULL, "of the rewards' moving average"},
     {"gate_penalty", KIND_FLOAT, AT(gate_penalty), 0, 100, NULL, "rlkv: of a head that keeps everything"},
-    {"rank_rate", KIND_FLOAT, AT(rank_rate), 0, 1, NULL, "learning rate of stage rank"},
+    {"rank_rate", KIND_FLOAT, AT(rank_rate), 0, 1, NULL, "learning rate of stage rank; rank_pruned has a third of it"},
     {"learning_rate", KIND_FLOAT, AT(learning_rate), 0, 1, NULL, "learning rate of the other stages"},
     {"parameter_rate", KIND_FLOAT, AT(parameter_rate), 0, 10, NULL,
         "learning rate of stage kl_parameter, in deviations of what is drawn"},
@@ -117,6 +121,7 @@ static void set_paper(struct train_options *options) {
     options->interval = 1;
     options->prompt_most = 4096;
     options->rank_steps = 0;
+    options->pruned_steps = 0;
     options->kl_steps = 10000;
     options->warmup_steps = 500;
     options->copying = 0;
@@ -167,7 +172,9 @@ void train_options_default(struct train_options *options, enum train_method meth
         .prompt_most = 1280,
         .copying = 0.25,
         .sequences = 160,
+        .pruned_sequences = 80,
         .rank_steps = 4000,
+        .pruned_steps = method == TRAIN_DISTILLCACHE ? 1500 : 0,
         .future = 64,
         .rollout = 64,
         .students = 4,
@@ -447,8 +454,8 @@ void train_option_value(uint32_t index, const struct train_options *options, cha
 }
 
 int train_options_scale(struct train_options *options, uint32_t steps, struct error *error) {
-    uint32_t *parts[] = {&options->rank_steps, &options->local_steps, &options->kl_steps, &options->parameter_steps,
-        &options->gate_steps};
+    uint32_t *parts[] = {&options->rank_steps, &options->pruned_steps, &options->local_steps, &options->kl_steps,
+        &options->parameter_steps, &options->gate_steps};
     enum { PARTS = sizeof parts / sizeof parts[0] };
     uint64_t all = 0, before = 0, taken = 0;
     uint32_t stages = 0;
@@ -518,10 +525,11 @@ int train_options_check(const struct train_options *options, struct error *error
     if (options->prompt_least > options->prompt_most)
         return error_set(error, ERROR_INVALID, "prompt_least: %u is more than prompt_most, %u", options->prompt_least,
             options->prompt_most);
-    if (options->rank_steps == 0 && options->local_steps == 0 && options->kl_steps == 0 &&
+    if (options->rank_steps == 0 && options->pruned_steps == 0 && options->local_steps == 0 && options->kl_steps == 0 &&
         options->parameter_steps == 0 && options->gate_steps == 0)
         return error_set(error, ERROR_INVALID,
-            "rank_steps, local_steps, kl_steps, parameter_steps, gate_steps: one of the stages needs a step");
+            "rank_steps, pruned_steps, local_steps, kl_steps, parameter_steps, gate_steps: one of the stages needs a "
+            "step");
     int code = check_stages(options, error);
     return code == 0 ? check_network(options, error) : code;
 }

@@ -102,10 +102,10 @@ static void mix(const struct output *output, uint32_t row, const uint8_t *keep, 
 
 void output_open(const struct records *records, const struct recorded_sequence *sequence,
     const struct recorded_head *head, const float *grams, float *work, struct output *out) {
-    size_t dim = records->shape.head_dim, rows = (size_t)sequence->queries * records->group, slots = sequence->slots;
+    size_t dim = records->shape.head_dim, rows = (size_t)sequence->queries * records->group, slots = head->slots;
     uint32_t kv_heads = records->shape.kv_heads;
     size_t first = (size_t)(head->head / kv_heads) * kv_heads * records->group + head->head % kv_heads * records->group;
-    *out = (struct output){.slots = sequence->slots,
+    *out = (struct output){.slots = head->slots,
         .rows = (uint32_t)rows,
         .group = records->group,
         .dim = records->shape.head_dim,

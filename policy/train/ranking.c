@@ -65,6 +65,7 @@ static bool open_workers(struct ranking_state *state, size_t slots) {
 
 int ranking_begin(struct training *training, struct error *error) {
     uint32_t students = training->options->students;
+    struct record_plan plan = {.sequences = training->options->sequences};
     struct records *records;
     struct ranking_state *state = calloc(1, sizeof *state);
     training->stage_state = state;
@@ -72,7 +73,7 @@ int ranking_begin(struct training *training, struct error *error) {
         return error_set(error, ERROR_MEMORY, "no memory for reward ranking");
     state->training = training;
     state->students = students < ROLLOUT_STUDENTS_MAX ? students : ROLLOUT_STUDENTS_MAX;
-    int code = records_create(training, false, &records, error);
+    int code = records_create(training, &plan, &records, error);
     if (code != 0)
         return code;
     state->examples = examples_open(training, records, error);
@@ -161,7 +162,7 @@ int ranking_step(struct training *training, struct stage_result *result, struct 
         .learn = learn,
         .context = state,
         .optimiser = reinforce_optimiser(options, options->kl_steps)};
-    set_budgets(state, step.sequence->slots);
+    set_budgets(state, step.sequence->seen);
     step.budget = state->budgets[state->budgets_count - 1];
     int code = examples_step(state->examples, &step, error);
     if (code != 0)

@@ -41,13 +41,10 @@ static struct network_shape shape_of_inputs(const struct records *records, uint3
 }
 
 /* Inputs that depend on the budget, of one slot after the other: their number is returned. */
-static uint32_t gather_budget(
-    const struct records *records, uint32_t first, uint32_t count, uint32_t seen, uint32_t budget, float *out) {
-    uint32_t positions[64];
+static uint32_t gather_budget(const struct records *records, const uint32_t *positions, uint32_t count, uint32_t seen,
+    uint32_t budget, float *out) {
     struct network_shape shape = shape_of_inputs(records, BUDGET_INPUTS);
     struct network_slots slots = {.count = count, .seen = seen, .budget = budget, .positions = positions};
-    for (uint32_t i = 0; i < count; i++)
-        positions[i] = first + i;
     network_gather(&shape, &slots, out);
     return records->inputs - records->fixed;
 }
@@ -56,10 +53,10 @@ void records_inputs(const struct records *records, const struct recorded_sequenc
     const struct recorded_head *head, uint32_t budget, float *out) {
     float moving[64 * INPUT_KINDS];
     uint32_t fixed = records->fixed, width = records->inputs;
-    for (uint32_t first = 0; first < sequence->slots; first += 64) {
-        uint32_t count = sequence->slots - first < 64 ? sequence->slots - first : 64, dynamic = 0;
+    for (uint32_t first = 0; first < head->slots; first += 64) {
+        uint32_t count = head->slots - first < 64 ? head->slots - first : 64, dynamic = 0;
         if (width > fixed)
-            dynamic = gather_budget(records, first, count, sequence->slots, budget, moving);
+            dynamic = gather_budget(records, head->positions + first, count, sequence->seen, budget, moving);
         for (uint32_t i = 0; i < count; i++) {
             float *row = out + (size_t)(first + i) * width;
             records_widen(head->inputs + (size_t)(first + i) * fixed, fixed, row);
@@ -68,9 +65,8 @@ void records_inputs(const struct records *records, const struct recorded_sequenc
     }
 }
 
-void records_keys(const struct records *records, const struct recorded_sequence *sequence,
-    const struct recorded_head *head, float *out) {
-    records_widen(head->keys, (size_t)sequence->slots * records->shape.head_dim, out);
+void records_keys(const struct records *records, const struct recorded_head *head, float *out) {
+    records_widen(head->keys, (size_t)head->slots * records->shape.head_dim, out);
 }
 
 /* ---- normalisation ---- */
@@ -80,17 +76,17 @@ struct moments {
     double *count, *sum, *squares;
 };
 
-static void add_head(const struct records *records, const struct recorded_head *head, uint32_t slots,
-    const float *inputs, struct moments *moments) {
+static void add_head(
+    const struct records *records, const struct recorded_head *head, const float *inputs, struct moments *moments) {
     size_t base = (size_t)head->head * records->inputs;
-    for (uint32_t i = 0; i < slots; i++) {
+    for (uint32_t i = 0; i < head->slots; i++) {
         for (uint32_t f = 0; f < records->inputs; f++) {
             double value = inputs[(size_t)i * records->inputs + f];
             moments->sum[base + f] += value;
             moments->squares[base + f] += value * value;
         }
     }
-    moments->count[head->head] += slots;
+    moments->count[head->head] += head->slots;
 }
 
 static void add_sequence(
@@ -99,8 +95,8 @@ static void add_sequence(
     for (uint32_t h = 0; h < sequence->heads_count; h++) {
         for (uint32_t g = 0; g < grid; g++) {
             double ratio = grid_least * pow(grid_most / grid_least, (g + 0.5) / GRID);
-            records_inputs(records, sequence, &sequence->heads[h], records_budget(ratio, sequence->slots), inputs);
-            add_head(records, &sequence->heads[h], sequence->slots, inputs, moments);
+            records_inputs(records, sequence, &sequence->heads[h], records_budget(ratio, sequence->seen), inputs);
+            add_head(records, &sequence->heads[h], inputs, moments);
         }
     }
 }
@@ -165,6 +161,57 @@ int records_normalise(const struct records *records, struct policy_network *netw
 }
 
 /* ---- whitening ---- */
+
+static void add_keys(const struct records *records, const struct recorded_sequence *sequence, double *counts,
+    double *sums, double *squares) {
+    uint32_t dim = records->shape.head_dim;
+    for (uint32_t h = 0; h < sequence->heads_count; h++) {
+        const struct recorded_head *head = &sequence->heads[h];
+        double *sum = sums + (size_t)head->head * dim, *square = squares + (size_t)head->head * dim;
+        counts[head->head] += head->slots;
+        for (size_t i = 0; i < (size_t)head->slots * dim; i++) {
+            double value = widen(head->keys[i]);
+            sum[i % dim] += value;
+            square[i % dim] += value * value;
+        }
+    }
+}
+
+/* In place. */
+static void whiten_keys(const struct records *records, const struct recorded_sequence *sequence) {
+    uint32_t dim = records->shape.head_dim;
+    for (uint32_t h = 0; h < sequence->heads_count; h++) {
+        const struct recorded_head *head = &sequence->heads[h];
+        const float *mean = records->key_mean + (size_t)head->head * dim;
+        const float *scale = records->key_scale + (size_t)head->head * dim;
+        for (size_t i = 0; i < (size_t)head->slots * dim; i++)
+            head->keys[i] = float_to_half((widen(head->keys[i]) - mean[i % dim]) * scale[i % dim]);
+    }
+}
+
+int records_whiten_keys(struct records *records, struct error *error) {
+    size_t numbers = (size_t)records->heads * records->shape.head_dim;
+    uint32_t dim = records->shape.head_dim;
+    double *counts = calloc(records->heads, sizeof *counts), *sums = calloc(2 * numbers, sizeof *sums);
+    records->key_mean = calloc(numbers, sizeof(float));
+    records->key_scale = calloc(numbers, sizeof(float));
+    int code = counts == NULL || sums == NULL || records->key_mean == NULL || records->key_scale == NULL
+                   ? error_set(error, ERROR_MEMORY, "no memory for recorded examples")
+                   : 0;
+    for (uint32_t s = 0; code == 0 && s < records->count; s++)
+        add_keys(records, &records->sequences[s], counts, sums, sums + numbers);
+    for (size_t i = 0; code == 0 && i < numbers; i++) {
+        double count = counts[i / dim] > 0 ? counts[i / dim] : 1, mean = sums[i] / count;
+        double variance = sums[numbers + i] / count - mean * mean;
+        records->key_mean[i] = (float)mean;
+        records->key_scale[i] = counts[i / dim] > 0 && variance > 1e-6 ? (float)(1 / sqrt(variance)) : 1;
+    }
+    for (uint32_t s = 0; code == 0 && s < records->count; s++)
+        whiten_keys(records, &records->sequences[s]);
+    free(counts);
+    free(sums);
+    return code;
+}
 
 void records_whiten(const struct records *records, struct policy_network *network) {
     uint32_t rows = records->shape.content, dim = records->shape.head_dim;

@@ -12,12 +12,13 @@
 #include "engine/clock.h"
 #include "engine/cpu/threads.h"
 #include "policy/train/checkpoint.h"
+#include "policy/train/record.h"
 #include "policy/train/rlkv.h"
 #include "policy/train/start.h"
 
 /* In the order in which they run. */
 static const struct train_stage *const stages[] = {
-    &stage_rank, &stage_local, &stage_kl, &stage_kl_parameter, &stage_gates};
+    &stage_rank, &stage_rank_pruned, &stage_local, &stage_kl, &stage_kl_parameter, &stage_gates};
 enum { STAGES = sizeof stages / sizeof stages[0], REPORTS_MOST = 200 /* of a stage; short ones report every step */ };
 
 struct run {
@@ -28,6 +29,7 @@ struct run {
     double start, last;     /* of the run, of the last report */
     double steps_start;     /* when the stage's preparation was done */
     uint64_t first_step;    /* and which step that was */
+    uint64_t first_tokens;  /* computed before the stage's preparation */
     uint64_t last_tokens;
     char message[256];
 };
@@ -168,7 +170,8 @@ static void report(struct run *run, const struct validation *validation) {
 static int load_data(struct training *training, struct error *error) {
     const struct train_options *options = training->options;
     const struct train_run *run = training->run;
-    uint32_t future = options->future > options->rollout ? options->future : options->rollout;
+    uint32_t recorded = record_tokens(options, options->pruned_steps > 0, options->interval);
+    uint32_t future = recorded > options->rollout ? recorded : options->rollout;
     struct dataset_options data = {.tokenizer = run->tokenizer,
         .chat = chat_template_supported(engine_model(run->engine)->file, NULL) == 0,
         .least = options->prompt_least,
@@ -223,6 +226,7 @@ static void close_run(struct run *run) {
     validator_free(training->validator);
     dataset_free(training->dataset);
     network_release(training->network);
+    network_release(training->stage_network);
     network_release(state->best);
     free(state->validated);
     free(training->baselines);
@@ -376,6 +380,8 @@ static int settle(struct run *run, uint64_t steps, struct error *error) {
 
 /* The next stage begins with a new optimiser. */
 static void next_stage(struct training *training) {
+    network_release(training->stage_network);
+    training->stage_network = NULL;
     training->stage++;
     training->stage_step = 0;
     training->adamw->step = 0;
@@ -399,21 +405,33 @@ static int make_steps(struct run *run, uint64_t steps, struct error *error) {
     return code;
 }
 
+/* Makes the stage's state. What is computed again after a resumption is not counted again. */
+static int begin_stage(struct run *run, struct error *error) {
+    struct training *training = &run->state.training;
+    const struct train_stage *stage = stages[training->stage];
+    uint64_t steps = stage->steps(training->options);
+    run->first_tokens = training->tokens;
+    say(run, "%s: %llu steps", stage->name, (unsigned long long)(steps - training->stage_step));
+    if (stage->keeps_network && training->stage_network == NULL) {
+        training->stage_network = network_copy(training->network);
+        if (training->stage_network == NULL)
+            return error_set(error, ERROR_MEMORY, "no memory for a copy of the network");
+    }
+    int code = stage->begin(training, error);
+    if (training->stage_step > 0)
+        training->tokens = run->first_tokens;
+    return code;
+}
+
 /* A stage that only has a comparison left is not begun again. */
 static int run_stage(struct run *run, struct error *error) {
     struct training *training = &run->state.training;
     const struct train_stage *stage = stages[training->stage];
-    uint64_t steps = stage->steps(training->options), tokens = training->tokens;
-    bool begins = training->stage_step<steps, resumed = training->stage_step> 0;
-    int code = 0;
+    uint64_t steps = stage->steps(training->options);
+    bool begins = training->stage_step < steps;
     if (steps > 0)
         run->stage_name = stage->name;
-    if (begins) {
-        say(run, "%s: %llu steps", stage->name, (unsigned long long)(steps - training->stage_step));
-        code = stage->begin(training, error);
-        if (resumed || code != 0) /* what is made again is not counted again */
-            training->tokens = tokens;
-    }
+    int code = begins ? begin_stage(run, error) : 0;
     run->steps_start = clock_seconds();
     run->first_step = training->step;
     if (code == 0)
@@ -428,11 +446,14 @@ static int run_stage(struct run *run, struct error *error) {
 
 /* Stopped within a step: what is saved is as it was before it. A run that has no step yet has nothing to save. */
 static int leave(struct run *run, struct error *error) {
+    struct training *training = &run->state.training;
     struct error failure = {0};
-    if (run->state.training.step > 0 && save_checkpoint(run, &failure) != 0)
+    if (training->stage_step == 0) /* the stage will be begun again */
+        training->tokens = run->first_tokens;
+    if (training->step > 0 && save_checkpoint(run, &failure) != 0)
         return error_set(error, failure.code, "%s", failure.message);
-    return error_set(error, ERROR_CANCELLED, "stopped at step %llu of %llu",
-        (unsigned long long)run->state.training.step, (unsigned long long)run->steps);
+    return error_set(error, ERROR_CANCELLED, "stopped at step %llu of %llu", (unsigned long long)training->step,
+        (unsigned long long)run->steps);
 }
 
 static int finish(struct run *run, struct error *error) {

@@ -5,6 +5,7 @@
  *
  * A run is a list of stages, each so many steps (options *_steps; 0: left out):
  *   rank           listwise cross-entropy on future attention (rank.h)
+ *   rank_pruned    the same on caches of students that prune while they decode (rank.h)
  *   local          policy gradient, reward: each head's own output error against the teacher's
  *   kl             policy gradient on rollouts, reward -KL(teacher || student) per step (the paper's)
  *   kl_parameter   policy gradient in the space of few parameters (last-layer directions per layer group, recency
@@ -52,11 +53,12 @@ struct train_options {
     uint32_t prompt_least, prompt_most; /* tokens */
     double copying;                     /* part of the sequences that are generated copying prompts */
     uint32_t sequences;                 /* rank, local: recorded and used again and again */
+    uint32_t pruned_sequences;          /* the same of rank_pruned */
     double ratios[TRAIN_RATIOS_MAX];    /* budgets, one drawn per rollout */
     uint32_t ratios_count;
     /* Stages. */
-    uint32_t rank_steps, local_steps, kl_steps, parameter_steps, gate_steps;
-    uint32_t future;   /* rank: queries whose attention is to be predicted, 64 */
+    uint32_t rank_steps, pruned_steps, local_steps, kl_steps, parameter_steps, gate_steps;
+    uint32_t future;   /* rank, rank_pruned: queries whose attention is to be predicted, 64 */
     uint32_t rollout;  /* kl, kl_parameter: tokens of a rollout */
     uint32_t students; /* K */
     enum train_reward reward;

@@ -49,6 +49,8 @@ static void test_defaults(void **state) {
     assert_value(&options, "summary", "1");
     assert_value(&options, "hidden", "32");
     assert_value(&options, "rank_rate", "0.003");
+    assert_value(&options, "pruned_steps", "1500");
+    assert_value(&options, "pruned_sequences", "80");
     assert_true(options.rank_steps > 0);
 }
 
@@ -59,9 +61,10 @@ static void test_paper(void **state) {
     train_options_default(&options, TRAIN_DISTILLCACHE, true);
     assert_int_equal(train_options_check(&options, NULL), 0);
     static const char *const expected[][2] = {{"recipe", "paper"}, {"features", "paper"}, {"content", "0"},
-        {"hidden", "128"}, {"interval", "1"}, {"rank_steps", "0"}, {"kl_steps", "10000"}, {"learning_rate", "0.0003"},
-        {"warmup_steps", "500"}, {"clip", "1"}, {"discount", "0.99"}, {"entropy", "0.01"}, {"prompt_most", "4096"},
-        {"reward", "kl"}, {"sampler", "gumbel"}, {"inputs", "mean,deviation,entropy,value_norm,position"}};
+        {"hidden", "128"}, {"interval", "1"}, {"rank_steps", "0"}, {"pruned_steps", "0"}, {"kl_steps", "10000"},
+        {"learning_rate", "0.0003"}, {"warmup_steps", "500"}, {"clip", "1"}, {"discount", "0.99"}, {"entropy", "0.01"},
+        {"prompt_most", "4096"}, {"reward", "kl"}, {"sampler", "gumbel"},
+        {"inputs", "mean,deviation,entropy,value_norm,position"}};
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++)
         assert_value(&options, expected[i][0], expected[i][1]);
 }
@@ -97,6 +100,7 @@ static void test_presets_keep_the_seed(void **state) {
     set(&options, "method", "ranker");
     assert_value(&options, "seed", "18446744073709551615");
     assert_value(&options, "rank_steps", "4000");
+    assert_value(&options, "pruned_steps", "0");
     set(&options, "features", "paper");
     assert_value(&options, "content", "0");
     assert_int_equal(train_options_check(&options, NULL), 0);

@@ -48,11 +48,14 @@ static float toy_key(const struct toy *toy, uint32_t sequence, uint32_t head, ui
 static void fill_head(
     const struct toy *toy, const struct records *records, uint32_t index, uint32_t h, struct recorded_head *head) {
     head->head = h;
+    head->slots = SLOTS;
+    head->positions = malloc(SLOTS * sizeof *head->positions);
     head->inputs = malloc(SLOTS * records->fixed * sizeof *head->inputs);
     head->keys = malloc(SLOTS * DIM * sizeof *head->keys);
     head->targets = malloc(SLOTS * sizeof *head->targets);
-    assert_true(head->inputs != NULL && head->keys != NULL && head->targets != NULL);
+    assert_true(head->positions != NULL && head->inputs != NULL && head->keys != NULL && head->targets != NULL);
     for (uint32_t i = 0; i < SLOTS; i++) {
+        head->positions[i] = i;
         for (uint32_t f = 0; f < records->fixed; f++)
             head->inputs[i * records->fixed + f] = float_to_half(normal(18, index * HEADS + h, i * 16 + f));
         for (uint32_t d = 0; d < DIM; d++) /* whitened by what toy_key has */
@@ -72,6 +75,7 @@ static struct records *make_records(const struct toy *toy, uint32_t first, uint3
     records->heads = records->heads_most = HEADS;
     records->slots_most = SLOTS;
     records->count = count;
+    records->each = 1;
     records->key_mean = malloc(HEADS * DIM * sizeof(float));
     records->key_scale = malloc(HEADS * DIM * sizeof(float));
     for (uint32_t i = 0; i < HEADS * DIM; i++) {
@@ -81,7 +85,7 @@ static struct records *make_records(const struct toy *toy, uint32_t first, uint3
     records->sequences = calloc(count, sizeof *records->sequences);
     for (uint32_t s = 0; s < count; s++) {
         records->sequences[s] = (struct recorded_sequence){
-            .slots = SLOTS, .heads_count = HEADS, .heads = calloc(HEADS, sizeof(struct recorded_head))};
+            .seen = SLOTS, .heads_count = HEADS, .heads = calloc(HEADS, sizeof(struct recorded_head))};
         for (uint32_t h = 0; h < HEADS; h++)
             fill_head(toy, records, first + s, h, &records->sequences[s].heads[h]);
     }
@@ -92,6 +96,7 @@ static struct records *make_records(const struct toy *toy, uint32_t first, uint3
 static void clear_heads(struct records *records) {
     for (uint32_t s = 0; s < records->count; s++) {
         for (uint32_t h = 0; h < HEADS; h++) {
+            free(records->sequences[s].heads[h].positions);
             free(records->sequences[s].heads[h].inputs);
             free(records->sequences[s].heads[h].keys);
             free(records->sequences[s].heads[h].targets);

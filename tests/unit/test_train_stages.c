@@ -57,6 +57,11 @@ static const struct run_case cases[] = {
             {"valid_prompts", "1"}},
         3, true},
     {"content, model", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"kl_steps", "2"}, {"scope", "model"}}, 3, true},
+    {"pruned", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"pruned_steps", "4"}, {"pruned_sequences", "2"}}, 5, false},
+    {"pruned, paper", TRAIN_RANKER, false,
+        {{"features", "paper"}, {"hidden", "8"}, {"rank_steps", "1"}, {"pruned_steps", "2"}, {"pruned_sequences", "2"},
+            {"kl_steps", "1"}},
+        4, true},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
