@@ -479,8 +479,9 @@ int train_options_scale(struct train_options *options, uint32_t steps, struct er
 /* ---- as a whole ---- */
 
 static int check_stages(const struct train_options *options, struct error *error) {
-    bool gates = options->method == TRAIN_RLKV, others = options->rank_steps > 0 || options->local_steps > 0 ||
-                                                         options->kl_steps > 0 || options->parameter_steps > 0;
+    bool gates = options->method == TRAIN_RLKV, others = options->rank_steps > 0 || options->pruned_steps > 0 ||
+                                                         options->local_steps > 0 || options->kl_steps > 0 ||
+                                                         options->parameter_steps > 0;
     if (gates ? others : options->gate_steps > 0)
         return error_set(
             error, ERROR_INVALID, "gate_steps: stage gates is method rlkv's, which has no other, and no other has it");

@@ -181,7 +181,7 @@ static void test_options(void **state) {
     static const struct refused list[] = {
         {TRAIN_RLKV, true, {{NULL}}, "gate_steps: "},
         {TRAIN_RLKV, false, {{"kl_steps", "1"}}, "gate_steps: stage gates is method rlkv's"},
-        {TRAIN_RLKV, false, {{"gate_steps", "0"}}, "rank_steps, local_steps"},
+        {TRAIN_RLKV, false, {{"gate_steps", "0"}}, "rank_steps, pruned_steps"},
         {TRAIN_RLKV, false, {{"students", "1"}}, "students: "},
         {TRAIN_FORESIGHT, false, {{"gate_steps", "1"}}, "gate_steps: "},
         {TRAIN_FORESIGHT, true, {{NULL}}, "recipe: paper is that of method distillcache, not of foresight"},
