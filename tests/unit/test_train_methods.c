@@ -207,8 +207,8 @@ static void test_options(void **state) {
         if (train_options_check(&options, &error) != 0)
             fail_msg("%s: %s", train_method_name((enum train_method)method), error.message);
         assert_int_equal(train_options_scale(&options, 50, &error), 0);
-        assert_int_equal(
-            options.rank_steps + options.local_steps + options.kl_steps + options.parameter_steps + options.gate_steps,
+        assert_int_equal(options.rank_steps + options.pruned_steps + options.local_steps + options.kl_steps +
+                             options.parameter_steps + options.gate_steps,
             50);
     }
 }
