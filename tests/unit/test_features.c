@@ -200,6 +200,23 @@ static void test_pages(void **state) {
     }
 }
 
+/* The window's probabilities as the trainer reads them. */
+static void check_head_window(struct sequence *sequence, uint32_t head, const struct kv_statistics *kept) {
+    struct error error = {0};
+    size_t rows = (size_t)WINDOW * 3;
+    struct head_features features = {
+        .capacity = TOTAL, .window = WINDOW, .head_window = malloc(rows * TOTAL * sizeof(uint16_t))};
+    assert_non_null(features.head_window);
+    assert_int_equal(sequence_features(sequence, head / 2, head % 2, &features, &error), 0);
+    for (size_t row = 0; row < rows; row++)
+        assert_memory_equal(features.head_window + row * TOTAL, kept->head_rows + row * kept->capacity,
+            features.slots * sizeof(uint16_t));
+    features.window = WINDOW - 1;
+    assert_int_equal(sequence_features(sequence, head / 2, head % 2, &features, &error), ERROR_INVALID);
+    assert_non_null(strstr(error.message, "a window of 127 queries was not recorded"));
+    free(features.head_window);
+}
+
 /* Every probability is in a window that holds all queries, so that sums and entropies can be made of them. */
 static void test_recorded(void **state) {
     struct fixture fixture = open_fixture(KV_F16);
@@ -211,6 +228,7 @@ static void test_recorded(void **state) {
         const struct kv_statistics *kept = &sequence->eviction.statistics->heads[head];
         struct head_features features = read_features(sequence, head / 2, head % 2);
         assert_int_equal(kept->window, WINDOW);
+        check_head_window(sequence, head, kept);
         for (uint32_t slot = 0; slot < PROMPT; slot++) {
             double sum = 0, squared = 0, entropy = 0;
             for (uint32_t t = 0; t < PROMPT; t++)
