@@ -55,6 +55,16 @@ struct setting {
     struct records *records;
 };
 
+static struct engine *open_engine(uint32_t threads, uint32_t rows, size_t kv_bytes) {
+    struct error error = {0};
+    struct engine_options options = {.backend = {.threads = threads},
+        .kv_bytes = kv_bytes,
+        .kv_format = KV_F16,
+        .batch_rows = rows,
+        .poison_free = true};
+    return engine_open(model, &options, &error);
+}
+
 static int set_up(void **state) {
     (void)state;
     struct error error = {0};
@@ -64,9 +74,7 @@ static int set_up(void **state) {
     unlink(path);
     free(path);
     tokenizer = model != NULL ? tokenizer_create(model->file, &error) : NULL;
-    struct engine_options options = {
-        .backend = {.threads = 1}, .kv_bytes = 16 << 20, .kv_format = KV_F16, .batch_rows = 64, .poison_free = true};
-    engine = tokenizer != NULL ? engine_open(model, &options, &error) : NULL;
+    engine = tokenizer != NULL ? open_engine(1, 64, 16 << 20) : NULL;
     return engine == NULL;
 }
 
@@ -328,11 +336,28 @@ static void test_begun_anew(void **state) {
     clear(&whole);
 }
 
+/* Nor does an engine with more threads, smaller batches and fewer pages. */
+static void test_other_engine(void **state) {
+    (void)state;
+    struct setting one, two;
+    struct engine *usual = engine;
+    record(&one, FEATURES_CONTENT);
+    engine = open_engine(2, 5, 300 << 10);
+    assert_non_null(engine);
+    record(&two, FEATURES_CONTENT);
+    engine_close(engine);
+    engine = usual;
+    assert_same(one.records, two.records);
+    clear(&one);
+    clear(&two);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_examples),
         cmocka_unit_test(test_frozen_means),
         cmocka_unit_test(test_begun_anew),
+        cmocka_unit_test(test_other_engine),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
