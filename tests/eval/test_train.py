@@ -144,6 +144,40 @@ def test_the_policy_serves(whole, folder, text):
     assert [r["kv_tokens_kept"] for r in rows] == [168, 0.4 * 160 - 1 + 8, math.floor(0.4 * 168)]
 
 
+def test_gates(folder, text):
+    """Method rlkv: its file is what the policy reads."""
+    out = folder / "gates.json"
+    done = run_train(out, "--data", text, *OPTIONS, "--method", "rlkv", "--steps", 2, "--ratio", "0.8", "--students", 2)
+    assert done.returncode == 0, done.stderr
+    events = events_of(done.stdout)
+    metrics = [e for e in events if e["event"] == "metrics"]
+    assert [e["stage"] for e in metrics] == ["gates", "gates"] and "kl_valid" in metrics[-1]
+    assert all(e["entropy"] > 0 and "loss" not in e for e in metrics)
+    written = json.loads(out.read_text())
+    assert [len(layer) for layer in written["gates"]] == [3] * 30 and written["method"] == "rlkv"
+    assert written["record"]["options"]["gate_steps"] == "2"
+    assert any(gate != 0.5 for layer in written["gates"] for gate in layer)
+    done = subprocess.run([BUILD / "distillcache", "eval", "--model", MODEL, "--task", "kl", "--data", text, "--json",
+                           "--length", "160", "--continuation", "8", "--limit", "1", "--kv-policy",
+                           f"rlkv:{out},sparsity=0.5"], timeout=TIMEOUT_S, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["rows"][1]["kv_tokens_kept"] == (168 + 80) / 2
+
+
+def test_rollouts(folder, text):
+    """The paper's recipe, and a reward on recorded examples: they report what they learn from."""
+    for reward, sampler in (("kl", "gumbel"), ("rollout8", "subset"), ("ranking", "gumbel")):
+        done = run_train(folder / f"{reward}.safetensors", "--data", text, *OPTIONS, "--method", "distillcache",
+                         "--recipe", "paper", "--steps", 2, "--students", 2, "--set", f"reward={reward}", "--set",
+                         f"sampler={sampler}", "--set", "valid_prompts=0")
+        assert done.returncode == 0, done.stderr
+        metrics = [e for e in events_of(done.stdout) if e["event"] == "metrics"]
+        assert [e["stage"] for e in metrics] == ["kl", "kl"]
+        for event in metrics:
+            assert event["entropy"] > 0 and event["gradient_norm"] > 0
+            assert event["reward"] < 0 if reward != "ranking" else 0 < event["reward"] <= 1
+
+
 @pytest.mark.parametrize("options, message", [
     (("--set", "colour=red"), "no option is called \"colour\": method, recipe"),
     (("--set", "hidden"), "must be NAME=VALUE"),
