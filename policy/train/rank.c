@@ -11,8 +11,8 @@
 
 enum { STREAM_RANK = 0x52414E4B, STREAM_PRUNED = 0x52414E50 };
 static const double ratio_least = 0.05, ratio_most = 0.4, final_rate = 0.02;
-static const double left_out[] = {0, 0.25, 0.6, 0.9}; /* parts of B; the last one only where a student prunes */
-enum { PARTS = 3, PARTS_OF_STUDENTS = 4, TEACHERS = 3 /* rank_pruned: one of so many steps is as in rank */ };
+static const double left_out[] = {0, 0.25, 0.6}; /* parts of B; the last one not where a student prunes */
+enum { PARTS = 3, PARTS_OF_STUDENTS = 2, TEACHERS = 2 /* rank_pruned: one of so many steps is as in rank */ };
 /* rank_pruned: its learning rate, and its sequences of the data: those before are of other stages. */
 static const double pruned_rate = 1.0 / 3;
 #define PRUNED_FIRST (UINT64_C(1) << 27)
@@ -86,7 +86,7 @@ static struct adamw_options optimiser(const struct train_options *options, bool 
         .clip = options->clip};
 }
 
-/* Which example of a sequence of the data: the teacher's, or, mostly, one of its students'. */
+/* Which example of a sequence of the data: the teacher's, or one of its students'. */
 static uint32_t draw_example(const struct records *records, uint32_t word) {
     uint32_t students = records->each - 1;
     return students == 0 || word % TEACHERS == 0 ? 0 : 1 + word / TEACHERS % students;

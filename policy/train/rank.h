@@ -5,11 +5,11 @@
  * learned is the order around the budget's boundary); loss and gradient are means over the example's recorded heads
  * (listwise.h). All arithmetic is on the run's threads, in an order that does not depend on their number.
  *
- * rank: prompts, everything kept, B / L log-uniform in 0.05 to 0.4. rank_pruned: two of three steps on caches of
- * students that prune by the network as it was when the stage began (Ross et al. 2011, "A reduction of imitation
- * learning": one round of it), at prunes while they decode: with statistics that pruned sequences collect, with the
- * student's own budget, and with m up to 0.9 of what a head kept before, since of B + interval slots few go; the other
- * steps are as in rank, on the same sequences, so that the prompt's prune is not forgotten.
+ * rank: prompts, everything kept, B / L log-uniform in 0.05 to 0.4. rank_pruned: every other step on caches of students
+ * that prune by the network as it was when the stage began (Ross et al. 2011, "A reduction of imitation learning": one
+ * round of it), at prunes while they decode: with statistics that pruned sequences collect, with the student's own
+ * budget, and with m 0 or a quarter of what a head kept before; the other steps are as in rank, on the same sequences,
+ * so that the prompt's prune is not forgotten. More such steps, or an m nearer to what stays, gave worse policies.
  */
 #ifndef POLICY_TRAIN_RANK_H
 #define POLICY_TRAIN_RANK_H
