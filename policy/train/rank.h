@@ -9,7 +9,7 @@
  * that prune by the network as it was when the stage began (Ross et al. 2011, "A reduction of imitation learning": one
  * round of it), at prunes while they decode: with statistics that pruned sequences collect, with the student's own
  * budget, and with m 0 or a quarter of what a head kept before; the other steps are as in rank, on the same sequences,
- * so that the prompt's prune is not forgotten. More such steps, or an m nearer to what stays, gave worse policies.
+ * so that the prompt's prune is not forgotten. More such steps with an m nearer to what stays did no better (README).
  */
 #ifndef POLICY_TRAIN_RANK_H
 #define POLICY_TRAIN_RANK_H
