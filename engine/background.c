@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { ROWS_BUSY = 32, ROWS_IDLE = 128 };
+enum { ROWS_BUSY = 16, ROWS_IDLE = 32 };
 
 static const double credit_most = 0.25;    /* seconds that can be owed to the job */
 static const double credit_least = -2;     /* or by it: a long call does not shut it out for minutes */
@@ -38,6 +38,7 @@ struct background {
     bool stopped;      /* background_stop */
     double credit;     /* seconds owed to the job */
     double turn_start; /* of a turn */
+    double last_look;  /* of the job, at whose turn it is */
     double step_start; /* of a step */
     double last_step;  /* the end of the last step */
     double last_lack;  /* when requests last lacked pages */
@@ -89,16 +90,23 @@ static void wait_for_seconds(struct background *b, double seconds) { /* at most 
     pthread_cond_timedwait(&b->changed, &b->mutex, &until);
 }
 
+static void look(struct background *b, double now) {
+    if (now - b->last_look > b->stats.longest)
+        b->stats.longest = now - b->last_look;
+    b->last_look = now;
+}
+
 static void start_turn(struct background *b, double now) {
     b->job = JOB_RUNNING;
     b->holds_pages = true;
     b->gave_up = false;
-    b->turn_start = now;
+    b->turn_start = b->last_look = now;
     b->stats.turns++;
 }
 
 static void end_turn(struct background *b, double now) {
     double seconds = now - b->turn_start;
+    look(b, now);
     b->stats.seconds += seconds;
     if (b->busy) {
         b->stats.busy_seconds += seconds;
@@ -155,6 +163,8 @@ enum background_turn background_yield(struct background *b) {
     pthread_mutex_lock(&b->mutex);
     enum background_turn turn = BACKGROUND_GO_ON;
     double now = clock_seconds();
+    if (b->job == JOB_RUNNING)
+        look(b, now);
     if (b->job == JOB_WAITING || !turn_goes_on(b, now)) {
         if (b->job == JOB_RUNNING)
             end_turn(b, now);
@@ -221,6 +231,14 @@ void background_stop(struct background *b) {
 void background_allow(struct background *b) {
     if (b != NULL)
         set_stopped(b, false);
+}
+
+void background_set_share(struct background *b, double share) {
+    if (!(share >= 0 && share <= 0.9))
+        return;
+    pthread_mutex_lock(&b->mutex);
+    b->share = share;
+    pthread_mutex_unlock(&b->mutex);
 }
 
 void background_get_stats(struct background *b, struct background_stats *out) {

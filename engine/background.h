@@ -54,12 +54,15 @@ uint32_t background_rows(struct background *background, uint32_t batch_rows);
 /* Makes begin and yield return BACKGROUND_STOP at once, until background_allow. */
 void background_stop(struct background *background);
 void background_allow(struct background *background);
+/* From now on; 0 to 0.9, else nothing changes. */
+void background_set_share(struct background *background, double share);
 
 struct background_stats {
     uint64_t turns;
     double seconds;            /* of turns */
     double busy_seconds;       /* of turns while the foreground had work */
     double foreground_seconds; /* of the foreground's steps */
+    double longest;            /* between two yields of the job, within a turn: what a request may have to wait */
     uint64_t gave_up;          /* times that pages were taken back */
 };
 void background_get_stats(struct background *background, struct background_stats *out);

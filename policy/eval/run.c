@@ -134,7 +134,8 @@ static int prefill(struct eval_run *run, struct error *error) {
         stem->tokens += rows;
     }
     stem->seconds = clock_seconds() - start;
-    return question->asked.count == 0 ? first_results(run, row, stem->first, error) : 0;
+    int code = question->asked.count == 0 ? first_results(run, row, stem->first, error) : 0;
+    return code == 0 ? give_way(run) : code;
 }
 
 /* Whether the prompt of one serves the other: nothing but the budget differs, and it does not matter before the last
@@ -192,7 +193,7 @@ static int add_lane(struct eval_run *run, uint32_t variant, struct error *error)
     }
     if (code == 0 && run->work->question->asked.count == 0)
         code = open_branches(run, lane, run->stem.first, error);
-    return code;
+    return code == 0 ? give_way(run) : code;
 }
 
 /* `full` once more, for what further waves are compared with. */

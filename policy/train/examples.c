@@ -89,12 +89,13 @@ static int open_work_space(struct examples *state, struct error *error) {
 }
 
 /* What the data decides of the first network. */
-static int start_network(const struct examples *state, struct policy_network *network, struct error *error) {
+static int start_network(const struct examples *state, struct error *error) {
+    struct policy_network *network = state->training->network;
     if (network->shape.features == FEATURES_PAPER)
         return 0;
-    int code = records_normalise(state->records, network, error);
+    int code = records_normalise(state->training, state->records, error);
     if (code != 0)
-        return code;
+        return code == ERROR_CANCELLED ? error_set(error, code, "stopped") : code;
     network_start_skip(network);
     if (network->shape.content > 0) {
         network_start_content(network, state->training->options->seed);
@@ -113,7 +114,7 @@ struct examples *examples_open(struct training *training, struct records *record
     state->training = training;
     state->records = records;
     bool first = training->step == 0 && training->stage_step == 0;
-    int code = first ? start_network(state, training->network, error) : 0;
+    int code = first ? start_network(state, error) : 0;
     if (code == 0)
         code = open_work_space(state, error);
     if (code == 0)

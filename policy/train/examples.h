@@ -38,7 +38,7 @@ struct examples_step {
 
 struct examples;
 /* Records belong to the examples, also on a failure. Where the training has no step yet, they decide on the network's
- * normalisation and first content maps. NULL: ERROR_MEMORY. */
+ * normalisation and first content maps. NULL: ERROR_MEMORY, ERROR_CANCELLED. */
 struct examples *examples_open(struct training *training, struct records *records, struct error *error);
 void examples_close(struct examples *examples); /* NULL allowed */
 const struct records *examples_records(const struct examples *examples);

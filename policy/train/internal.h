@@ -54,7 +54,10 @@ extern const struct train_stage stage_rank, stage_rank_pruned, stage_local, stag
  * train_gave_up called, before the piece of work is done again. */
 enum { TRAIN_AGAIN = 1 };
 int train_yield(struct training *training);
-void train_gave_up(struct training *training);
+int train_gave_up(struct training *training); /* waits for a turn: 0 or ERROR_CANCELLED */
+/* After ERROR_PAGES, all sequences freed: live requests hold pages, so that the piece of work is worth doing again after
+ * train_gave_up. */
+bool train_may_wait(const struct training *training);
 /* For arithmetic, while the stage holds no sequences: gives way, pages too. 0 or ERROR_CANCELLED. */
 int train_pause(struct training *training);
 /* A message that says how far a stage's preparation is: "recording: 8 of 160". */

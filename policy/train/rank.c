@@ -32,7 +32,7 @@ static void rank_end(struct training *training) {
 
 int rank_begin_on(struct training *training, struct records *records, struct error *error) {
     training->stage_state = examples_open(training, records, error);
-    return training->stage_state != NULL ? 0 : ERROR_MEMORY;
+    return training->stage_state != NULL ? 0 : error->code;
 }
 
 static int rank_begin(struct training *training, struct error *error) {

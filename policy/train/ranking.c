@@ -78,7 +78,7 @@ int ranking_begin(struct training *training, struct error *error) {
         return code;
     state->examples = examples_open(training, records, error);
     if (state->examples == NULL)
-        return ERROR_MEMORY;
+        return error->code;
     return open_workers(state, records->slots_most) ? 0
                                                     : error_set(error, ERROR_MEMORY, "no memory for reward ranking");
 }

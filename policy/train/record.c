@@ -102,12 +102,12 @@ static int prune_due(struct recorder *recorder, struct sequence *sequence, struc
 static int feed(struct recorder *recorder, const struct lane *lane, struct sequence *sequence, uint32_t until,
     int32_t *next, struct error *error) {
     struct training *training = recorder->training;
-    uint32_t most = engine_batch_rows(training->engine);
     int code = 0;
     for (uint32_t seen; code == 0 && (seen = sequence_length(sequence)) < until;) {
         code = prune_due(recorder, sequence, error);
         if (code != 0)
             break;
+        uint32_t most = background_rows(training->run->background, engine_batch_rows(training->engine));
         uint32_t rows = until - seen < most ? until - seen : most, room = sequence_room(sequence);
         rows = rows < room ? rows : room;
         bool last = next != NULL && seen + rows == until;
@@ -125,7 +125,7 @@ static int feed(struct recorder *recorder, const struct lane *lane, struct seque
 
 /* ---- the teacher ---- */
 
-/* What is to be read of the teacher after the tokens that it has seen. */
+/* What is to be read of the teacher after the tokens that it has seen. Rows that were wanted are lost. */
 static int read_teacher(struct recorder *recorder, struct lane *lane, struct error *error) {
     uint32_t seen = sequence_length(lane->teacher);
     int code = 0;
@@ -137,6 +137,8 @@ static int read_teacher(struct recorder *recorder, struct lane *lane, struct err
             code = recording_begin_future(&recorder->reader, example, lane->teacher, error);
         if (code == 0 && example->end == seen)
             code = recording_end_future(&recorder->reader, example, lane->teacher, error);
+        if (code == 0 && (example->at == seen || example->end == seen))
+            code = train_yield(recorder->training);
     }
     return code;
 }
@@ -330,14 +332,18 @@ static int record_group(struct recorder *recorder, uint32_t first, uint32_t coun
     struct lane *lanes = calloc(GROUP_MOST, sizeof *lanes);
     if (lanes == NULL)
         return no_memory(error);
+    uint64_t tokens = recorder->training->tokens;
     int code = compute_group(recorder, lanes, first, count, error);
+    if (code != 0) /* what is made again is not counted again */
+        recorder->training->tokens = tokens;
     for (uint32_t i = 0; i < count; i++)
         close_lane(recorder, &lanes[i], code != 0);
     free(lanes);
     return code;
 }
 
-/* As many side by side as pages allow; begun anew when pages were given up. */
+/* As many side by side as pages allow; begun anew when pages were given up. One alone that finds none waits for those
+ * of live requests. */
 static int record_all(struct recorder *recorder, struct error *error) {
     struct training *training = recorder->training;
     uint32_t group = GROUP_MOST, most = engine_batch_rows(training->engine), count = recorder->plan->sequences;
@@ -349,12 +355,11 @@ static int record_all(struct recorder *recorder, struct error *error) {
         if (code == 0) {
             first += members;
             train_progress(training, "recording", first, count);
-        } else if (code == TRAIN_AGAIN) {
-            train_gave_up(training);
-            code = 0;
         } else if (code == ERROR_PAGES && members > 1) {
             group = members / 2;
             code = 0;
+        } else if (code == TRAIN_AGAIN || (code == ERROR_PAGES && train_may_wait(training))) {
+            code = train_gave_up(training);
         }
     }
     return code;
@@ -417,7 +422,7 @@ int records_create(
     if (code == 0)
         code = record_all(&recorder, error);
     if (code == 0 && recorder.records->shape.content > 0)
-        code = records_whiten_keys(recorder.records, error);
+        code = records_whiten_keys(training, recorder.records, error);
     recording_reader_close(&recorder.reader);
     token_list_free(&recorder.ends);
     *out = code == 0 ? recorder.records : NULL;

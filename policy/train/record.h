@@ -85,12 +85,12 @@ void records_keys(const struct records *records, const struct recorded_head *hea
 /* Numbers that are kept as f16. */
 void records_widen(const uint16_t *from, size_t count, float *to);
 
-/* Mean and scale of the network's inputs by head, over all slots (those that depend on the budget over a grid of
- * budgets); content keeps 0 and 1. */
-int records_normalise(const struct records *records, struct policy_network *network, struct error *error);
+/* Mean and scale of the inputs of training->network by head, over all slots (those that depend on the budget over a grid
+ * of budgets); content keeps 0 and 1. Gives way between heads. */
+int records_normalise(struct training *training, const struct records *records, struct error *error);
 
-/* Means and deviations of keys by head, and all keys whitened by them. */
-int records_whiten_keys(struct records *records, struct error *error);
+/* Means and deviations of keys by head, and all keys whitened by them. Gives way between sequences. */
+int records_whiten_keys(struct training *training, struct records *records, struct error *error);
 /* Turns the content map into the one that takes whitened keys, and back. Gradients of all its numbers are alike there,
  * whatever the keys. */
 void records_whiten(const struct records *records, struct policy_network *network);

@@ -89,16 +89,19 @@ static void add_head(
     moments->count[head->head] += head->slots;
 }
 
-static void add_sequence(
-    const struct records *records, const struct recorded_sequence *sequence, float *inputs, struct moments *moments) {
+static int add_sequence(struct training *training, const struct records *records,
+    const struct recorded_sequence *sequence, float *inputs, struct moments *moments) {
     uint32_t grid = records->inputs > records->fixed ? GRID : 1;
-    for (uint32_t h = 0; h < sequence->heads_count; h++) {
+    int code = 0;
+    for (uint32_t h = 0; code == 0 && h < sequence->heads_count; h++) {
         for (uint32_t g = 0; g < grid; g++) {
             double ratio = grid_least * pow(grid_most / grid_least, (g + 0.5) / GRID);
             records_inputs(records, sequence, &sequence->heads[h], records_budget(ratio, sequence->seen), inputs);
             add_head(records, &sequence->heads[h], inputs, moments);
         }
+        code = train_pause(training);
     }
+    return code;
 }
 
 /* A head that was never recorded gets the means of those that were. */
@@ -138,7 +141,7 @@ static void set_normalisation(
     }
 }
 
-int records_normalise(const struct records *records, struct policy_network *network, struct error *error) {
+int records_normalise(struct training *training, const struct records *records, struct error *error) {
     size_t numbers = (size_t)records->heads * records->inputs;
     struct moments moments = {.count = calloc(records->heads, sizeof(double)),
         .sum = calloc(numbers + 1, sizeof(double)),
@@ -148,10 +151,10 @@ int records_normalise(const struct records *records, struct policy_network *netw
     if (moments.count == NULL || moments.sum == NULL || moments.squares == NULL || inputs == NULL)
         code = error_set(error, ERROR_MEMORY, "no memory for the normalisation of inputs");
     for (uint32_t s = 0; code == 0 && s < records->count; s++)
-        add_sequence(records, &records->sequences[s], inputs, &moments);
+        code = add_sequence(training, records, &records->sequences[s], inputs, &moments);
     if (code == 0) {
         fill_missing(records, &moments);
-        set_normalisation(records, &moments, network);
+        set_normalisation(records, &moments, training->network);
     }
     free(moments.count);
     free(moments.sum);
@@ -189,7 +192,7 @@ static void whiten_keys(const struct records *records, const struct recorded_seq
     }
 }
 
-int records_whiten_keys(struct records *records, struct error *error) {
+int records_whiten_keys(struct training *training, struct records *records, struct error *error) {
     size_t numbers = (size_t)records->heads * records->shape.head_dim;
     uint32_t dim = records->shape.head_dim;
     double *counts = calloc(records->heads, sizeof *counts), *sums = calloc(2 * numbers, sizeof *sums);
@@ -198,16 +201,20 @@ int records_whiten_keys(struct records *records, struct error *error) {
     int code = counts == NULL || sums == NULL || records->key_mean == NULL || records->key_scale == NULL
                    ? error_set(error, ERROR_MEMORY, "no memory for recorded examples")
                    : 0;
-    for (uint32_t s = 0; code == 0 && s < records->count; s++)
+    for (uint32_t s = 0; code == 0 && s < records->count; s++) {
         add_keys(records, &records->sequences[s], counts, sums, sums + numbers);
+        code = train_pause(training);
+    }
     for (size_t i = 0; code == 0 && i < numbers; i++) {
         double count = counts[i / dim] > 0 ? counts[i / dim] : 1, mean = sums[i] / count;
         double variance = sums[numbers + i] / count - mean * mean;
         records->key_mean[i] = (float)mean;
         records->key_scale[i] = counts[i / dim] > 0 && variance > 1e-6 ? (float)(1 / sqrt(variance)) : 1;
     }
-    for (uint32_t s = 0; code == 0 && s < records->count; s++)
+    for (uint32_t s = 0; code == 0 && s < records->count; s++) {
         whiten_keys(records, &records->sequences[s]);
+        code = train_pause(training);
+    }
     free(counts);
     free(sums);
     return code;

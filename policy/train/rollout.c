@@ -121,11 +121,10 @@ static int start_students(struct rollout *rollout, struct error *error) {
 
 /* ---- steps ---- */
 
-/* Prunes those that are due: by their own choice, or by their policies. */
+/* Prunes those that are due: by their own choice, or by their policies. One after the other: the first prune of a long
+ * prompt takes as long as a batch of tokens. Rows that were wanted are lost. */
 static int prune_students(struct rollout *rollout, struct error *error) {
     const struct rollout_plan *plan = rollout->plan;
-    struct sequence *by_policy[ROLLOUT_STUDENTS_MAX];
-    uint32_t count = 0;
     int code = 0;
     for (uint32_t i = 0; code == 0 && i < plan->students_count; i++) {
         const struct rollout_student *student = &plan->students[i];
@@ -134,9 +133,11 @@ static int prune_students(struct rollout *rollout, struct error *error) {
         if (student->choose != NULL)
             code = student->choose(student->context, rollout->students[i], rollout->prunes[i]++, error);
         else
-            by_policy[count++] = rollout->students[i];
+            code = engine_prune(rollout->training->engine, &rollout->students[i], 1, error);
+        if (code == 0)
+            code = train_yield(rollout->training);
     }
-    return code == 0 && count > 0 ? engine_prune(rollout->training->engine, by_policy, count, error) : code;
+    return code;
 }
 
 /* Of the distribution of a wanted row. */
@@ -202,12 +203,6 @@ static int run_once(struct rollout *rollout, float *kl, struct error *error) {
     return code;
 }
 
-/* Pages that live requests hold are worth waiting for. */
-static bool should_wait(const struct rollout *rollout) {
-    const struct kv_cache *cache = engine_kv_cache(rollout->training->engine);
-    return rollout->training->run->background != NULL && kv_cache_pages_free(cache) < kv_cache_pages_total(cache);
-}
-
 int rollout_run(struct training *training, const struct rollout_plan *plan, float *kl, void (*reset)(void *context),
     void *reset_context, struct error *error) {
     struct rollout rollout = {.training = training, .plan = plan};
@@ -226,11 +221,10 @@ int rollout_run(struct training *training, const struct rollout_plan *plan, floa
         rollout.tokens = 0;
         code = run_once(&rollout, kl, error);
         free_sequences(&rollout);
-        if (code == ERROR_PAGES && should_wait(&rollout))
+        if (code == ERROR_PAGES && train_may_wait(training))
             code = TRAIN_AGAIN;
-        if (code != TRAIN_AGAIN)
+        if (code != TRAIN_AGAIN || (code = train_gave_up(training)) != 0)
             break;
-        train_gave_up(training);
         if (reset != NULL)
             reset(reset_context);
     }

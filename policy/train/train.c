@@ -25,7 +25,7 @@ struct run {
     struct run_state state; /* first: training is its first member */
     uint64_t steps;         /* of all stages */
     const char *stage_name; /* of the stage at work, or the last one */
-    bool begun;             /* the background's turn */
+    bool begun;             /* has turns of the background */
     double start, last;     /* of the run, of the last report */
     double steps_start;     /* when the stage's preparation was done */
     uint64_t first_step;    /* and which step that was */
@@ -61,16 +61,31 @@ int train_yield(struct training *training) {
     return ERROR_CANCELLED;
 }
 
-void train_gave_up(struct training *training) {
-    if (training->run->background != NULL)
-        background_gave_up(training->run->background);
+int train_gave_up(struct training *training) {
+    return background_gave_up(training->run->background) == BACKGROUND_STOP ? ERROR_CANCELLED : 0;
+}
+
+bool train_may_wait(const struct training *training) {
+    const struct kv_cache *cache = engine_kv_cache(training->engine);
+    return training->run->background != NULL && kv_cache_pages_free(cache) < kv_cache_pages_total(cache);
 }
 
 int train_pause(struct training *training) {
-    int code;
-    while ((code = train_yield(training)) == TRAIN_AGAIN)
-        train_gave_up(training);
-    return code;
+    int code = train_yield(training);
+    return code == TRAIN_AGAIN ? train_gave_up(training) : code;
+}
+
+static int begin_turns(struct run *run) {
+    if (run->state.training.run->background == NULL)
+        return 0;
+    run->begun = background_begin(run->state.training.run->background) != BACKGROUND_STOP;
+    return run->begun ? 0 : ERROR_CANCELLED;
+}
+
+static void end_turns(struct run *run) {
+    if (run->begun)
+        background_end(run->state.training.run->background);
+    run->begun = false;
 }
 
 /* ---- events ---- */
@@ -233,8 +248,7 @@ static void close_run(struct run *run) {
     free(training->gradient);
     adamw_free(training->adamw);
     thread_pool_free(training->threads);
-    if (run->begun)
-        background_end(training->run->background);
+    end_turns(run);
 }
 
 /* ---- the record ---- */
@@ -318,6 +332,13 @@ static int save_checkpoint(struct run *run, struct error *error) {
     return code;
 }
 
+/* Between pieces of work: live requests do not wait for the disk. */
+static int write_checkpoint(struct run *run, struct error *error) {
+    end_turns(run);
+    int code = save_checkpoint(run, error);
+    return code == 0 ? begin_turns(run) : code;
+}
+
 static int compare(struct run *run, struct validation *out, struct error *error) {
     struct run_state *state = &run->state;
     struct training *training = &state->training;
@@ -375,7 +396,7 @@ static int settle(struct run *run, uint64_t steps, struct error *error) {
     if (compared || last || every(step, period))
         report(run, compared ? &validation : NULL);
     run->state.settled = training->step;
-    return !last && every(step, training->options->checkpoint_every) ? save_checkpoint(run, error) : 0;
+    return !last && every(step, training->options->checkpoint_every) ? write_checkpoint(run, error) : 0;
 }
 
 /* The next stage begins with a new optimiser. */
@@ -441,7 +462,7 @@ static int run_stage(struct run *run, struct error *error) {
     if (code != 0)
         return code;
     next_stage(training);
-    return steps > 0 ? save_checkpoint(run, error) : 0;
+    return steps > 0 ? write_checkpoint(run, error) : 0;
 }
 
 /* Stopped within a step: what is saved is as it was before it. A run that has no step yet has nothing to save. */
@@ -493,15 +514,13 @@ int train_run(const struct train_run *options, struct error *error) {
     int code = train_options_check(&options->options, error);
     if (code == 0)
         code = open_run(run, options, error);
-    if (code == 0 && options->background != NULL) {
-        run->begun = true;
-        if (background_begin(options->background) == BACKGROUND_STOP)
-            code = error_set(error, ERROR_CANCELLED, "stopped before the first step");
-    }
     if (code == 0)
         code = resume(run, error);
+    if (code == 0 && begin_turns(run) != 0)
+        code = error_set(error, ERROR_CANCELLED, "stopped before the first step");
     if (code == 0) {
         code = run_stages(run, error);
+        end_turns(run);
         if (code == ERROR_CANCELLED)
             code = leave(run, error);
     }

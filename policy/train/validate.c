@@ -195,19 +195,22 @@ static int open_variants(struct comparison *comparison, const struct policy_netw
     return code;
 }
 
-/* One prompt under the policy, and under h2o where that was not measured before; once more when pages were given up. */
+/* One prompt under the policy, and under h2o where that was not measured before; once more when pages were given up, or
+ * when there were none because live requests hold them. */
 static int compare_prompt(struct comparison *comparison, struct eval_run *run, uint32_t item, struct error *error) {
     struct eval_work work = {
         .question = &comparison->validator->questions[item], .index = item, .wanted = comparison->wanted};
-    int code = 0;
-    do {
+    uint64_t tokens = comparison->training->tokens;
+    for (;;) {
         for (uint32_t v = 1; v <= 2 * comparison->ratios; v++)
             comparison->wanted[v] = v > comparison->ratios || isnan(*place(comparison, item, PARTS - 1, v));
-        code = eval_run_question(run, &work, error);
-        if (code == TRAIN_AGAIN)
-            train_gave_up(comparison->training);
-    } while (code == TRAIN_AGAIN);
-    return code;
+        int code = eval_run_question(run, &work, error);
+        if (code == ERROR_PAGES && train_may_wait(comparison->training))
+            code = TRAIN_AGAIN;
+        if (code != TRAIN_AGAIN || (code = train_gave_up(comparison->training)) != 0)
+            return code;
+        comparison->training->tokens = tokens; /* what is made again is not counted again */
+    }
 }
 
 /* Geometric means over prompts, parts and ratios. */
@@ -242,6 +245,7 @@ int train_validate(
         .setup = &comparison->setup,
         .emit = take_result,
         .between = give_way,
+        .background = training->run->background,
         .context = comparison};
     if (code == 0)
         run = eval_run_create(&options, error);

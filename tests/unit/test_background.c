@@ -136,6 +136,32 @@ static void no_share_waits_for_idle_time(void **state) {
     stop(thread, &turns);
 }
 
+static void a_share_can_be_taken_away(void **state) {
+    (void)state;
+    pthread_t thread;
+    struct turns turns;
+    start(0.5, &thread, &turns);
+    struct background_stats stats;
+    do {
+        step(&turns, 0.001, true, false);
+        background_get_stats(turns.background, &stats);
+    } while (stats.busy_seconds <= 0);
+    background_set_share(turns.background, 0);
+    background_set_share(turns.background, 0.95); /* too much: changes nothing */
+    step(&turns, 0.001, true, false);             /* what was owed before is used up after it */
+    background_take(turns.background);
+    uint32_t pieces = turns.pieces;
+    background_give(turns.background, true, false);
+    for (int n = 0; n < 100; n++)
+        step(&turns, 0.0005, true, false);
+    background_take(turns.background);
+    background_get_stats(turns.background, &stats);
+    assert_int_equal(turns.pieces, pieces);
+    assert_true(stats.longest >= 0.001 && stats.longest <= stats.seconds);
+    background_give(turns.background, false, false);
+    stop(thread, &turns);
+}
+
 static void pages_are_taken_back_within_a_step(void **state) {
     (void)state;
     pthread_t thread;
@@ -285,6 +311,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_at_a_time_and_by_share),
         cmocka_unit_test(no_share_waits_for_idle_time),
+        cmocka_unit_test(a_share_can_be_taken_away),
         cmocka_unit_test(pages_are_taken_back_within_a_step),
         cmocka_unit_test(nobody_waits_for_a_job_that_is_not_there),
         cmocka_unit_test(requests_answer_as_if_alone),

@@ -38,9 +38,15 @@ int train_pause(struct training *training) {
     return 0;
 }
 
-void train_gave_up(struct training *training) {
+int train_gave_up(struct training *training) {
     (void)training;
     gave_up++;
+    return 0;
+}
+
+bool train_may_wait(const struct training *training) {
+    (void)training;
+    return false;
 }
 
 void train_progress(struct training *training, const char *what, uint64_t done, uint64_t all) {
