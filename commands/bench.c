@@ -8,6 +8,7 @@
  *   request      a request of one token through the idle scheduler, until its end is delivered; its phases say how long
  *                it was queued and how long a cancellation takes
  *   admission    with --admission: how many sequences of `depth` tokens run to their end at once (bench_admission.c)
+ *   training     with --training: `batch` live streams alone and beside a training job (bench_training.c)
  * Each is run once to warm up and once with the engine's profile (bytes, and with --profile the phases), then --pairs
  * times for the figures, which are medians. With --peer every run of prefill and decode is paired with one of the peer,
  * in alternating order, and `ratio` is the median of peer seconds / own seconds. Own decode and prefill seconds contain
@@ -148,7 +149,7 @@ static int add_request_run(struct bench *bench, const char *work, uint32_t token
 static int bench_request_cases(struct bench *bench, struct error *error) {
     double times[TIMES_COUNT];
     uint32_t tokens = bench->config->prefill;
-    struct bench_server *server = bench_server_start(bench->engine, 0, error);
+    struct bench_server *server = bench_server_start(bench->engine, 0, NULL, error);
     if (server == NULL)
         return error->code;
     int code = measure_requests(bench, server, tokens, false, times, error);
@@ -190,8 +191,9 @@ static int open_bench(struct bench *bench, const struct config *config, struct e
     int code = config_policies(config, &bench->policies, &bench->policies_count, error);
     if (code != 0)
         return code;
-    /* Prefill, decode and admission, with the full cache and with each policy; two kinds of requests. */
-    size_t runs = (1 + bench->policies_count) * (1 + (config->batch.count + 1) * config->depth.count) + 2;
+    /* Prefill, decode and admission, with the full cache and with each policy; two kinds of requests; training. */
+    size_t runs = (1 + bench->policies_count) * (1 + (config->batch.count + 1) * config->depth.count) + 2 +
+                  config->batch.count * config->depth.count;
     bench->runs_capacity = runs;
     bench->runs = calloc(runs, sizeof *bench->runs);
     bench->own_seconds = calloc(config->pairs, sizeof *bench->own_seconds);
@@ -257,6 +259,8 @@ int command_bench(const struct config *config) {
         code = bench_request_cases(&bench, &error);
     if (code == 0 && config->admission)
         code = bench_admission(&bench, &error);
+    if (code == 0 && config->training)
+        code = bench_training(&bench, &error);
     if (code == 0)
         code = print_report(&bench, &error);
     if (code != 0)

@@ -70,4 +70,7 @@ int bench_policy_decode(
 /* bench_admission.c: sequences that fit, with the full cache and with each policy, for each --depth. */
 int bench_admission(struct bench *bench, struct error *error);
 
+/* bench_training.c: live streams beside a training job, for each --batch and --depth. */
+int bench_training(struct bench *bench, struct error *error);
+
 #endif

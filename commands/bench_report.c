@@ -64,6 +64,19 @@ static int set_policy(json_t *object, const struct bench_run *run) {
     return failed;
 }
 
+static json_t *beside_json(const struct bench_run *run) {
+    const struct bench_beside *b = &run->beside;
+    if (!run->has_beside)
+        return json_null();
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:f, s:f, s:f, s:f}", "share", b->share,
+        "share_used", b->share_used, "inter_token_ms", b->inter_token_ms, "inter_token_ms_alone",
+        b->inter_token_ms_alone, "inter_token_p99_ms", b->inter_token_p99_ms, "inter_token_p99_ms_alone",
+        b->inter_token_p99_ms_alone, "growth", b->growth, "growth_allowed", b->growth_allowed,
+        "tokens_per_second_alone", b->tokens_per_second_alone, "training_tokens_per_second",
+        measured_json(b->training_tokens_per_second), "first_token_ms", b->first_token_ms, "first_token_ms_most",
+        b->first_token_ms_most, "first_token_ms_alone", b->first_token_ms_alone, "yield_ms_most", b->yield_ms_most);
+}
+
 static json_t *run_json(const struct bench_run *run) {
     json_t *object = json_object();
     int failed = json_object_set_new(object, "work", json_string(run->work));
@@ -83,6 +96,7 @@ static json_t *run_json(const struct bench_run *run) {
     failed |= json_object_set_new(object, "peer_tokens_per_second", measured_json(run->peer_tokens_per_second));
     failed |= json_object_set_new(object, "ratio", measured_json(run->ratio));
     failed |= set_policy(object, run);
+    failed |= json_object_set_new(object, "training", beside_json(run));
     if (failed != 0) {
         json_decref(object);
         return NULL;
@@ -165,6 +179,18 @@ static void print_cache(const struct bench_run *run, FILE *out) {
     fprintf(out, " %-18s", text);
 }
 
+static void print_beside(const struct bench_run *run, FILE *out) {
+    const struct bench_beside *b = &run->beside;
+    fprintf(out,
+        "    token to token %.3f ms, alone %.3f ms: times %.3f, allowed %.3f; 99 %% within %.3f ms, alone %.3f ms\n",
+        b->inter_token_ms, b->inter_token_ms_alone, b->growth, b->growth_allowed, b->inter_token_p99_ms,
+        b->inter_token_p99_ms_alone);
+    fprintf(out, "    alone %.1f tokens/s; training had %.3f of the time (%g allowed), %.1f tokens/s in its turns\n",
+        b->tokens_per_second_alone, b->share_used, b->share, b->training_tokens_per_second);
+    fprintf(out, "    first token %.3f ms, at most %.3f ms, alone %.3f ms; training yields within %.3f ms\n",
+        b->first_token_ms, b->first_token_ms_most, b->first_token_ms_alone, b->yield_ms_most);
+}
+
 static void print_run(const struct bench_run *run, FILE *out) {
     fprintf(out, "%-12s", run->work);
     print_cache(run, out);
@@ -182,6 +208,8 @@ static void print_run(const struct bench_run *run, FILE *out) {
         fprintf(out, " %8.1f", run->policy_percent);
     fputc('\n', out);
     print_phases(run, out);
+    if (run->has_beside)
+        print_beside(run, out);
 }
 
 void bench_report_table(const struct bench_report *report, FILE *out) {

@@ -21,11 +21,21 @@ struct bench_server {
     bool outputs_ready;
 };
 
+/* Streams whose tokens are timed by the ends of the engine's steps. */
+struct group {
+    struct bench_streams *streams;
+    uint32_t started; /* have their first token */
+    bool ended;       /* one of them has */
+    double from;      /* when all had started */
+};
+
 /* What is waited for, filled by handle_output. */
 struct wait {
-    bool first;     /* the first token is there, or there will be none */
-    bool last;      /* the request is ours again */
-    double last_at; /* clock_seconds at delivery */
+    struct group *group; /* NULL: not timed */
+    double token_at;     /* the last one */
+    bool first;          /* the first token is there, or there will be none */
+    bool last;           /* the request is ours again */
+    double last_at;      /* clock_seconds at delivery */
     double queued;
     double prefill;
     uint32_t generated;
@@ -41,7 +51,8 @@ static void wake(void *context) {
     pthread_mutex_unlock(&server->lock);
 }
 
-struct bench_server *bench_server_start(struct engine *engine, uint32_t max_sequences, struct error *error) {
+struct bench_server *bench_server_start(
+    struct engine *engine, uint32_t max_sequences, struct background *background, struct error *error) {
     struct bench_server *server = calloc(1, sizeof *server);
     if (server == NULL) {
         error_set(error, ERROR_MEMORY, "no memory for the scheduler");
@@ -51,8 +62,11 @@ struct bench_server *bench_server_start(struct engine *engine, uint32_t max_sequ
     pthread_cond_init(&server->wakened, NULL);
     server->vocabulary = engine_model(engine)->shape.vocabulary;
     server->tokenizer = tokenizer_create(engine_model(engine)->file, error);
-    struct scheduler_options options = {
-        .max_sequences = max_sequences, .wake = wake, .wake_context = server, .max_waiting = WAITING_MAX};
+    struct scheduler_options options = {.max_sequences = max_sequences,
+        .background = background,
+        .wake = wake,
+        .wake_context = server,
+        .max_waiting = WAITING_MAX};
     if (server->tokenizer != NULL)
         server->scheduler = scheduler_create(engine, server->tokenizer, &options, error);
     if (server->scheduler == NULL) {
@@ -73,9 +87,27 @@ void bench_server_stop(struct bench_server *server) {
     free(server);
 }
 
+/* Outputs of tokens that come together are as if they came evenly. */
+static void time_tokens(struct wait *wait, const struct output *output) {
+    struct group *group = wait->group;
+    if (output->generated > 0 && wait->generated == 0) {
+        if (++group->started == group->streams->count)
+            group->from = output->time_s;
+    } else if (group->started == group->streams->count && wait->token_at >= group->from && !group->ended) {
+        for (uint32_t i = 0; i < output->generated; i++)
+            group->streams->gaps[group->streams->gaps_count++] = (output->time_s - wait->token_at) / output->generated;
+        group->streams->seconds = output->time_s - group->from;
+    }
+    group->ended |= output->finish != FINISH_NONE;
+    if (output->generated > 0)
+        wait->token_at = output->time_s;
+}
+
 static void handle_output(void *context, const struct output *output) {
     (void)context;
     struct wait *wait = output->request->user;
+    if (wait->group != NULL)
+        time_tokens(wait, output);
     if (output->generated > 0 || output->last)
         wait->first = true;
     wait->generated += output->generated;
@@ -197,19 +229,17 @@ static void wait_for_all(
     }
 }
 
-int bench_admit(struct bench_server *server, const struct policy_settings *policy, uint32_t requests,
-    uint32_t prompt_tokens, uint32_t max_tokens, struct bench_admitted *admitted, struct error *error) {
-    struct scheduler_stats before, after;
-    struct request **made = calloc(requests, sizeof(struct request *));
-    struct wait *waits = calloc(requests, sizeof *waits);
+/* Submits requests of one kind, and waits until all are done. waits [count] are the caller's, filled here. */
+static int run_requests(struct bench_server *server, const struct policy_settings *policy, uint32_t count,
+    uint32_t prompt_tokens, uint32_t max_tokens, struct wait *waits, struct bench_admitted *admitted,
+    struct error *error) {
+    struct request **made = calloc(count, sizeof(struct request *));
     uint32_t submitted = 0;
-    int code = made == NULL || waits == NULL ? error_set(error, ERROR_MEMORY, "no memory for requests") : 0;
-    *admitted = (struct bench_admitted){0};
-    scheduler_get_stats(server->scheduler, &before);
-    for (uint32_t i = 0; i < requests && code == 0; i++) {
+    int code = made == NULL ? error_set(error, ERROR_MEMORY, "no memory for requests") : 0;
+    for (uint32_t i = 0; i < count && code == 0; i++) {
         made[i] = make_request(server, prompt_tokens, max_tokens);
         if (made[i] == NULL) {
-            code = error_set(error, ERROR_MEMORY, "no memory for request %u of %u", i + 1, requests);
+            code = error_set(error, ERROR_MEMORY, "no memory for request %u of %u", i + 1, count);
             break;
         }
         made[i]->user = &waits[i];
@@ -217,7 +247,7 @@ int bench_admit(struct bench_server *server, const struct policy_settings *polic
             policy_settings_copy(&made[i]->kv_policy, policy);
     }
     double start = clock_seconds();
-    while (submitted < requests && code == 0) {
+    while (submitted < count && code == 0) {
         code = scheduler_submit(server->scheduler, made[submitted], error);
         submitted += code == 0;
     }
@@ -225,16 +255,44 @@ int bench_admit(struct bench_server *server, const struct policy_settings *polic
         scheduler_cancel(server->scheduler, made[i]);
     wait_for_all(server, waits, submitted, admitted);
     admitted->seconds = clock_seconds() - start;
-    scheduler_get_stats(server->scheduler, &after);
-    admitted->preemptions = after.preemptions - before.preemptions;
     for (uint32_t i = 0; i < submitted; i++) {
         admitted->generated += waits[i].generated;
         if (waits[i].finish == FINISH_ERROR && code == 0)
             code = error_set(error, waits[i].error.code, "%s", waits[i].error.message);
     }
-    for (uint32_t i = 0; made != NULL && i < requests; i++)
+    for (uint32_t i = 0; made != NULL && i < count; i++)
         request_free(made[i]);
     free(made);
+    return code;
+}
+
+int bench_admit(struct bench_server *server, const struct policy_settings *policy, uint32_t requests,
+    uint32_t prompt_tokens, uint32_t max_tokens, struct bench_admitted *admitted, struct error *error) {
+    struct scheduler_stats before, after;
+    struct wait *waits = calloc(requests, sizeof *waits);
+    *admitted = (struct bench_admitted){0};
+    if (waits == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for requests");
+    scheduler_get_stats(server->scheduler, &before);
+    int code = run_requests(server, policy, requests, prompt_tokens, max_tokens, waits, admitted, error);
+    scheduler_get_stats(server->scheduler, &after);
+    admitted->preemptions = after.preemptions - before.preemptions;
+    free(waits);
+    return code;
+}
+
+int bench_stream(struct bench_server *server, struct bench_streams *streams, struct error *error) {
+    struct bench_admitted admitted = {0};
+    struct group group = {.streams = streams};
+    struct wait *waits = calloc(streams->count, sizeof *waits);
+    if (waits == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for requests");
+    for (uint32_t i = 0; i < streams->count; i++)
+        waits[i].group = &group;
+    streams->gaps_count = 0;
+    streams->seconds = 0;
+    int code =
+        run_requests(server, NULL, streams->count, streams->prompt_tokens, streams->tokens, waits, &admitted, error);
     free(waits);
     return code;
 }

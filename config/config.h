@@ -79,6 +79,7 @@ struct config {
     uint32_t pairs;
     bool profile;
     bool admission;
+    bool training;
     bool json;
     /* eval */
     char *task;

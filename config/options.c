@@ -105,7 +105,7 @@ const struct option option_table[] = {
                 "command line is seen by every user. Empty: none, which only a loopback address allows"},
     {"max-upload", OPTION_SIZE, SERVE, 0, FIELD(max_upload), .minimum = KIB, .maximum = 1024 * GIB,
         .default_value = "512M", .argument = "SIZE", .section = section_admin, .help = "most bytes of an uploaded file"},
-    {"training-share", OPTION_RATIO, SERVE, 0, FIELD(training_share), .default_value = "0.25", .argument = "R",
+    {"training-share", OPTION_RATIO, SERVE | BENCH, 0, FIELD(training_share), .default_value = "0.25", .argument = "R",
         .section = section_admin,
         .help = "most of the time that jobs get while requests run; they get all of it while none runs"},
 
@@ -128,6 +128,8 @@ const struct option option_table[] = {
         .help = "also time the phases of a step"},
     {"admission", OPTION_BOOL, BENCH, 0, FIELD(admission), .default_value = "false", .section = section_bench,
         .help = "also count the sequences of each depth that run at once; takes as long as that many prefills"},
+    {"training", OPTION_BOOL, BENCH, 0, FIELD(training), .default_value = "false", .section = section_bench,
+        .help = "also measure streams beside a training job, for each batch and depth, with training-share"},
 
     {"task", OPTION_STRING, EVAL, OPTION_REQUIRED, FIELD(task), .argument = "T", .section = section_eval,
         .help = "what is asked: kl; generated: needle, multi-needle, kv-retrieval, variable-tracking, arithmetic; from "

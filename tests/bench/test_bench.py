@@ -20,8 +20,12 @@ KV_BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head width, keys a
 SMALL = ("--prefill", "40", "--decode", "4", "--batch", "1,3", "--depth", "0,256", "--pairs", "3")
 POLICY_KEYS = {"ratio_full", "ratio_full_allowed", "ratio_full_reached", "kv_tokens_kept", "statistics_bytes",
                "policy_percent"}
+TRAINING_KEYS = {"share", "share_used", "inter_token_ms", "inter_token_ms_alone", "inter_token_p99_ms",
+                 "inter_token_p99_ms_alone", "growth", "growth_allowed", "tokens_per_second_alone",
+                 "training_tokens_per_second", "first_token_ms", "first_token_ms_most", "first_token_ms_alone",
+                 "yield_ms_most"}
 RUN_KEYS = {"work", "batch", "depth", "kv_policy", "kv_ratio", "kv_tokens", "kv_settings", "tokens_per_second", "step_ms",
-            "phases", "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio"} | POLICY_KEYS
+            "phases", "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio", "training"} | POLICY_KEYS
 PHASES = {"embed", "norm", "qkv", "rope", "attend", "attn_output", "gate_up", "silu", "down", "logits", "sample", "score",
           "select", "compact"}
 TIMEOUT_S = 300
@@ -58,7 +62,7 @@ def test_document_has_the_promised_shape(plain):
         assert set(run) == RUN_KEYS
         assert run["kv_policy"] == "full" and run["kv_ratio"] == 1
         assert run["kv_tokens"] is None and run["kv_settings"] is None
-        assert all(run[key] is None for key in POLICY_KEYS)
+        assert all(run[key] is None for key in POLICY_KEYS) and run["training"] is None
         assert run["tokens_per_second"] > 0 and run["step_ms"] > 0
         assert math.isfinite(run["tokens_per_second"])
 
@@ -255,6 +259,22 @@ def test_admission_counts_what_fits():
         assert 8 <= run["batch"] <= 20
     done = run_bench("--json", "--prefill", "2", "--decode", "1", "--pairs", "1", "--admission")
     assert done.returncode == 1 and "--depth" in done.stderr
+
+
+def test_training_is_measured_beside_streams(tmp_path):
+    doc = document("--prefill", "16", "--decode", "12", "--pairs", "2", "--batch", "3", "--depth", "20", "--training",
+                   "--training-share", "0.5", TMPDIR=str(tmp_path))
+    run = one(doc, "training", batch=3, depth=20)
+    assert set(run) == RUN_KEYS and set(run["training"]) == TRAINING_KEYS
+    training = run["training"]
+    assert training["share"] == 0.5 and 0 < training["share_used"] < 1
+    assert training["growth"] > 0 and training["growth_allowed"] == pytest.approx(2.2)
+    for name in ("inter_token_ms", "inter_token_ms_alone"):
+        assert 0 < training[name] <= training[name.replace("_ms", "_p99_ms")]
+    assert run["step_ms"] == training["inter_token_ms"] and run["tokens_per_second"] > 0
+    assert 0 < training["first_token_ms"] <= training["first_token_ms_most"]
+    assert training["training_tokens_per_second"] > 0 and training["yield_ms_most"] > 0
+    assert list(tmp_path.iterdir()) == []  # the job's folder is gone
 
 
 def test_table_has_a_line_per_run():

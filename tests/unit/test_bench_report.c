@@ -77,7 +77,7 @@ static void json_has_every_measured_key(void **state) {
     static const char *const keys[] = {"work", "batch", "depth", "kv_policy", "kv_ratio", "tokens_per_second",
         "step_ms", "phases", "bytes_per_step", "read_bandwidth_fraction", "peer_tokens_per_second", "ratio",
         "kv_tokens", "kv_settings", "ratio_full", "ratio_full_allowed", "ratio_full_reached", "kv_tokens_kept",
-        "statistics_bytes", "policy_percent"};
+        "statistics_bytes", "policy_percent", "training"};
     assert_int_equal(json_object_size(run), sizeof keys / sizeof *keys);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         assert_non_null(json_object_get(run, keys[i]));
@@ -109,9 +109,9 @@ static void json_says_null_where_nothing_was_measured(void **state) {
     struct bench_report report = report_example(&run, 1);
     json_t *document = parse(&report);
     json_t *object = json_array_get(json_object_get(document, "runs"), 0);
-    assert_int_equal(json_object_size(object), 20);
+    assert_int_equal(json_object_size(object), 21);
     static const char *const policy[] = {"kv_tokens", "kv_settings", "ratio_full", "ratio_full_allowed",
-        "ratio_full_reached", "kv_tokens_kept", "statistics_bytes", "policy_percent"};
+        "ratio_full_reached", "kv_tokens_kept", "statistics_bytes", "policy_percent", "training"};
     for (size_t i = 0; i < sizeof policy / sizeof *policy; i++)
         assert_true(json_is_null(json_object_get(object, policy[i])));
     assert_true(json_is_null(json_object_get(object, "ratio")));
@@ -153,6 +153,29 @@ static void json_says_what_a_policy_reached(void **state) {
     json_decref(document);
 }
 
+static void json_says_what_training_cost(void **state) {
+    (void)state;
+    struct bench_run run = decode_run;
+    run.work = "training";
+    run.has_beside = true;
+    run.beside = (struct bench_beside){.share = 0.25, .inter_token_ms = 15, .growth = 1.25, .first_token_ms_most = 60};
+    struct bench_report report = report_example(&run, 1);
+    json_t *document = parse(&report);
+    json_t *training = json_object_get(json_array_get(json_object_get(document, "runs"), 0), "training");
+    static const char *const keys[] = {"share", "share_used", "inter_token_ms", "inter_token_ms_alone",
+        "inter_token_p99_ms", "inter_token_p99_ms_alone", "growth", "growth_allowed", "tokens_per_second_alone",
+        "training_tokens_per_second", "first_token_ms", "first_token_ms_most", "first_token_ms_alone", "yield_ms_most"};
+    assert_int_equal(json_object_size(training), sizeof keys / sizeof *keys);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        assert_non_null(json_object_get(training, keys[i]));
+    assert_float_equal(json_real_value(json_object_get(training, "share")), 0.25, 0);
+    assert_float_equal(json_real_value(json_object_get(training, "inter_token_ms")), 15, 0);
+    assert_float_equal(json_real_value(json_object_get(training, "growth")), 1.25, 0);
+    assert_float_equal(json_real_value(json_object_get(training, "first_token_ms_most")), 60, 0);
+    assert_true(json_is_null(json_object_get(training, "training_tokens_per_second")));
+    json_decref(document);
+}
+
 static void json_survives_text_that_is_not_utf8(void **state) {
     (void)state;
     struct bench_report report = report_example(NULL, 0);
@@ -189,6 +212,7 @@ int main(void) {
         cmocka_unit_test(json_has_every_measured_key),
         cmocka_unit_test(json_says_null_where_nothing_was_measured),
         cmocka_unit_test(json_says_what_a_policy_reached),
+        cmocka_unit_test(json_says_what_training_cost),
         cmocka_unit_test(json_survives_text_that_is_not_utf8),
         cmocka_unit_test(table_has_a_line_per_run),
     };
