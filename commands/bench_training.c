@@ -67,7 +67,7 @@ static void choose_run(const struct engine *engine, struct train_options *option
     options->students = 4;
     options->rank_steps = 20;
     options->parameter_steps = 2;
-    options->local_steps = options->kl_steps = 0;
+    options->pruned_steps = options->local_steps = options->kl_steps = 0;
     options->valid_every = 0;
     options->valid_prompts = 1;
     options->checkpoint_every = 10;

@@ -273,7 +273,8 @@ def test_training_is_measured_beside_streams(tmp_path):
         assert 0 < training[name] <= training[name.replace("_ms", "_p99_ms")]
     assert run["step_ms"] == training["inter_token_ms"] and run["tokens_per_second"] > 0
     assert 0 < training["first_token_ms"] <= training["first_token_ms_most"]
-    assert training["training_tokens_per_second"] > 0 and training["yield_ms_most"] > 0
+    assert training["yield_ms_most"] > 0
+    assert training["training_tokens_per_second"] is None or training["training_tokens_per_second"] > 0  # told of late
     assert list(tmp_path.iterdir()) == []  # the job's folder is gone
 
 
