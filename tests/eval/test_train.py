@@ -11,6 +11,7 @@ import pathlib
 import signal
 import struct
 import subprocess
+import sys
 import xml.etree.ElementTree
 
 import pytest
@@ -190,3 +191,25 @@ def test_wrong_usage(folder, options, message):
     done = run_train(folder / "wrong.safetensors", "--method", "ranker", *options)
     assert done.returncode in (1, 2) and message in done.stderr
     assert not (folder / "wrong.safetensors").exists()
+
+
+# The data of scripts/train_policy.sh.
+
+def test_training_data(tmp_path):
+    """The first half of the lines by articles, and questions in groups; always the same."""
+    text, questions = tmp_path / "text.txt", tmp_path / "questions.jsonl"
+    article = " = Title {} = \n" + "A line about it .\n" * 200 + " = = A part = = \n" + "Another line .\n" * 50
+    text.write_text("".join(article.format(i) for i in range(8)), encoding="utf-8")
+    questions.write_text("".join(json.dumps({"question": f"{i} + 1 ?", "answer": f"{i + 1}"}) + "\n" for i in range(90)),
+                         encoding="utf-8")
+    command = [sys.executable, ROOT / "scripts/training_data.py", text]
+    alone, twice, more = (subprocess.run(command + rest, timeout=60, text=True, check=True, stdout=subprocess.PIPE).stdout
+                          for rest in ([], [], [questions]))
+    assert alone == twice
+    articles = [json.loads(line)["text"] for line in alone.splitlines()]
+    assert sorted(a.split("\n")[0] for a in articles) == [f" = Title {i} = " for i in range(4)]
+    assert all(a.count("= = A part = =") == 1 for a in articles)
+    texts = [json.loads(line)["text"] for line in more.splitlines()]
+    asked = [t for t in texts if t.startswith("Question: ")]
+    assert set(articles) <= set(texts) and len(asked) == 60 and len(texts) == 64
+    assert all(t.count("Question: ") == 8 and t.count("\nAnswer: ") == 8 for t in asked)
