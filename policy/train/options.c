@@ -122,6 +122,8 @@ static void set_paper(struct train_options *options) {
     options->prompt_most = 4096;
     options->rank_steps = 0;
     options->pruned_steps = 0;
+    options->parameter_steps = 0;
+    options->students = 4;
     options->kl_steps = 10000;
     options->warmup_steps = 500;
     options->copying = 0;
@@ -168,16 +170,17 @@ void train_options_default(struct train_options *options, enum train_method meth
         .floor = 0.75f,
         .summary = true,
         .interval = 16,
-        .prompt_least = 256,
+        .prompt_least = 160,
         .prompt_most = 1280,
         .copying = 0.25,
         .sequences = 160,
         .pruned_sequences = 80,
         .rank_steps = 4000,
         .pruned_steps = method == TRAIN_DISTILLCACHE ? 1500 : 0,
+        .parameter_steps = method == TRAIN_DISTILLCACHE ? 140 : 0,
         .future = 64,
         .rollout = 64,
-        .students = 4,
+        .students = 8,
         .reward = REWARD_KL,
         .sampler = SAMPLER_GUMBEL,
         .temperature = 1,
@@ -194,7 +197,7 @@ void train_options_default(struct train_options *options, enum train_method meth
         .valid_every = 0,
         .valid_prompts = 8,
         .valid_rollout = 64,
-        .checkpoint_every = 500,
+        .checkpoint_every = 100,
     };
     set_ratios(options, ratios, sizeof ratios / sizeof ratios[0]);
     if (paper)
