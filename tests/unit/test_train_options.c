@@ -49,7 +49,7 @@ static void test_defaults(void **state) {
     assert_value(&options, "summary", "1");
     assert_value(&options, "hidden", "32");
     assert_value(&options, "rank_rate", "0.003");
-    assert_value(&options, "pruned_steps", "1500");
+    assert_value(&options, "pruned_steps", "0");
     assert_value(&options, "pruned_sequences", "80");
     assert_true(options.rank_steps > 0);
 }
@@ -99,8 +99,9 @@ static void test_presets_keep_the_seed(void **state) {
     set(&options, "rank_steps", "7");
     set(&options, "method", "ranker");
     assert_value(&options, "seed", "18446744073709551615");
-    assert_value(&options, "rank_steps", "4000");
+    assert_value(&options, "rank_steps", "3000");
     assert_value(&options, "pruned_steps", "0");
+    assert_value(&options, "parameter_steps", "0");
     set(&options, "features", "paper");
     assert_value(&options, "content", "0");
     assert_int_equal(train_options_check(&options, NULL), 0);
