@@ -112,8 +112,9 @@ static int prefill(struct eval_run *run, struct error *error) {
     const struct eval_question *question = run->work->question;
     uint32_t count = (uint32_t)question->prompt.count, rows, row = 0;
     double start = clock_seconds();
-    for (uint32_t done = sequence_reuse_prefix(stem->sequence, question->prompt.ids, count); done < count;
-         done += rows) {
+    uint32_t done = sequence_reuse_prefix(stem->sequence, question->prompt.ids, count);
+    int code = done > 0 ? give_way(run) : 0; /* much may have been copied */
+    for (; code == 0 && done < count; done += rows) {
         uint32_t most = background_rows(run->options.background, engine_batch_rows(engine));
         rows = count - done;
         rows = rows > most ? most : rows;
@@ -123,18 +124,18 @@ static int prefill(struct eval_run *run, struct error *error) {
             .tokens = question->prompt.ids + done,
             .count = rows,
             .want = last && question->asked.count == 0 ? WANT_LAST : WANT_NONE};
-        int code = engine_forward(engine, &item, 1, error);
+        code = engine_forward(engine, &item, 1, error);
         if (code == 0 && !last)
             code = engine_prune(engine, &stem->sequence, 1, error);
         if (code == 0 && !last) /* rows of the last stay valid for first_results */
             code = give_way(run);
-        if (code != 0)
-            return code;
         row = item.first_row;
         stem->tokens += rows;
     }
+    if (code != 0)
+        return code;
     stem->seconds = clock_seconds() - start;
-    int code = question->asked.count == 0 ? first_results(run, row, stem->first, error) : 0;
+    code = question->asked.count == 0 ? first_results(run, row, stem->first, error) : 0;
     return code == 0 ? give_way(run) : code;
 }
 
