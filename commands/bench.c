@@ -188,7 +188,7 @@ static int start_peer(struct bench *bench, struct error *error) {
 static int open_bench(struct bench *bench, const struct config *config, struct error *error) {
     bench->config = config;
     bench->threads = config->threads != 0 ? config->threads : thread_count_available();
-    int code = config_policies(config, &bench->policies, &bench->policies_count, error);
+    int code = config_policies(config, NULL, &bench->policies, &bench->policies_count, error);
     if (code != 0)
         return code;
     /* Prefill, decode and admission, with the full cache and with each policy; two kinds of requests; training. */

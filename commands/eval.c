@@ -119,7 +119,7 @@ static int open_eval(struct eval *eval, const struct config *config, struct erro
     if (code == 0)
         code = open_engine(eval, error);
     if (code == 0)
-        code = eval_plan_create(config, eval->engine, eval->tokenizer, &eval->plan, error);
+        code = eval_plan_create(config, NULL, eval->engine, eval->tokenizer, &eval->plan, error);
     if (code != 0)
         return code;
     uint32_t variants = eval->plan.setup.variants_count;

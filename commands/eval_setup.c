@@ -8,6 +8,7 @@
 
 #include "policy/eval/files.h"
 #include "policy/eval/generate.h"
+#include "policy/trained.h"
 
 enum { LENGTH_GENERATED = 1024, LENGTH_RESERVE = 768 /* of a conversation's frame and the answer, for files */ };
 
@@ -31,19 +32,21 @@ static bool names_seed(const char *text) {
 }
 
 /* The settings of one policy of the command line with all its budgets, behind the variants there are. */
-static int add_policy(const struct config *config, const struct engine *engine, char *text, struct eval_plan *plan,
-    uint32_t *count, struct error *error) {
+static int add_policy(const struct config *config, const struct trained_policies *trained, const struct engine *engine,
+    char *text, struct eval_plan *plan, struct error *error) {
     struct config one = {.kv_policy = {&text, 1}, .kv_ratio = config->kv_ratio, .kv_tokens = config->kv_tokens};
     struct policy_settings *list = NULL;
     size_t settings_count = 0;
-    int code = config_policies(&one, &list, &settings_count, error);
+    int code = config_policies(&one, trained, &list, &settings_count, error);
     for (size_t i = 0; i < settings_count && code == 0; i++) {
         if (strcmp(list[i].policy->name, "full") == 0)
             continue; /* it is there already */
-        code = engine_resolve_policies(engine, &list[i], 1, error);
+        code = policy_settings_take_trained(trained, &list[i], error);
+        if (code == 0)
+            code = engine_resolve_policies(engine, &list[i], 1, error);
         if (code != 0)
             break;
-        struct eval_variant *variant = &plan->variants[(*count)++];
+        struct eval_variant *variant = &plan->variants[plan->setup.variants_count++];
         policy_settings_copy(&variant->settings, &list[i]);
         variant->policy = strdup(text);
         variant->ratio = list[i].ratio;
@@ -56,8 +59,8 @@ static int add_policy(const struct config *config, const struct engine *engine, 
     return code;
 }
 
-static int add_variants(
-    const struct config *config, const struct engine *engine, struct eval_plan *plan, struct error *error) {
+static int add_variants(const struct config *config, const struct trained_policies *trained,
+    const struct engine *engine, struct eval_plan *plan, struct error *error) {
     size_t ratios = config->kv_ratio.count > 0 ? config->kv_ratio.count : 1;
     plan->variants = calloc(1 + config->kv_policy.count * ratios, sizeof *plan->variants);
     if (plan->variants == NULL || (plan->variants[0].policy = strdup("full")) == NULL)
@@ -68,7 +71,7 @@ static int add_variants(
     plan->setup.variants_count = 1;
     int code = 0;
     for (size_t i = 0; i < config->kv_policy.count && code == 0; i++)
-        code = add_policy(config, engine, config->kv_policy.items[i], plan, &plan->setup.variants_count, error);
+        code = add_policy(config, trained, engine, config->kv_policy.items[i], plan, error);
     return code;
 }
 
@@ -102,8 +105,8 @@ static int add_lengths(
 
 /* ---- all ---- */
 
-int eval_plan_create(const struct config *config, const struct engine *engine, const struct tokenizer *tokenizer,
-    struct eval_plan *plan, struct error *error) {
+int eval_plan_create(const struct config *config, const struct trained_policies *trained, const struct engine *engine,
+    const struct tokenizer *tokenizer, struct eval_plan *plan, struct error *error) {
     const struct model *model = engine_model(engine);
     *plan = (struct eval_plan){0};
     snprintf(
@@ -117,7 +120,7 @@ int eval_plan_create(const struct config *config, const struct engine *engine, c
     plan->setup.continuation = plan->setup.answers ? 0 : config->continuation;
     int code = check_task(config, error);
     if (code == 0)
-        code = add_variants(config, engine, plan, error);
+        code = add_variants(config, trained, engine, plan, error);
     if (code == 0)
         code = add_lengths(config, engine, plan, error);
     return code == 0 ? eval_plan_items(config, engine, tokenizer, plan, error) : code;

@@ -27,9 +27,15 @@ struct serve {
 };
 
 /* The server's own policy, which the model must be able to have. */
-static int serve_read_policy(struct serve *serve, struct error *error) {
+static int serve_read_policy(struct serve *serve, const struct server_hooks *hooks, struct error *error) {
     const struct config *config = serve->config;
-    int code = config_policies(config, &serve->policies, &serve->policies_count, error);
+    const struct policy_model model = engine_policy_model(serve->engine);
+    const struct trained_policies *trained;
+    int code = hooks->open_policies(hooks->context, &model, &trained, error);
+    if (code == 0)
+        code = config_policies(config, trained, &serve->policies, &serve->policies_count, error);
+    if (code == 0)
+        code = hooks->take_own_policy(hooks->context, &serve->policies[0], error);
     if (code != 0)
         return code;
     code = engine_resolve_policies(serve->engine, serve->policies, serve->policies_count, error);
@@ -49,7 +55,7 @@ static int serve_read_policy(struct serve *serve, struct error *error) {
 
 /* server_load: runs on its own thread while the server answers /health already. */
 static int serve_load(
-    void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error) {
+    void *context, const struct server_hooks *hooks, struct server_model *model, struct error *error) {
     struct serve *serve = context;
     const struct config *config = serve->config;
     serve->model = model_open(config->model, error);
@@ -62,7 +68,7 @@ static int serve_load(
     serve->engine = engine_open(serve->model, &engine_options, error);
     if (serve->engine == NULL)
         return error->code;
-    if (serve_read_policy(serve, error) != 0)
+    if (serve_read_policy(serve, hooks, error) != 0)
         return error->code;
     if (config->state_dir[0] != '\0' && (serve->background = background_create(config->training_share, error)) == NULL)
         return error->code;
@@ -72,8 +78,8 @@ static int serve_load(
         .kv_policy = serve->policies[0],
         .swap_bytes = config->kv_swap,
         .background = serve->background,
-        .wake = wake,
-        .wake_context = wake_context};
+        .wake = hooks->wake,
+        .wake_context = hooks->context};
     serve->scheduler = scheduler_create(serve->engine, serve->tokenizer, &options, error);
     if (serve->scheduler == NULL)
         return error->code;

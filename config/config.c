@@ -7,6 +7,7 @@
 
 #include "config/file.h"
 #include "config/options.h"
+#include "policy/trained.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -312,7 +313,8 @@ static int check_policies(enum config_command command, const struct config *conf
     size_t count = 0;
     if ((option_find("kv-policy")->commands & command) == 0)
         return 0;
-    int code = config_policies(config, &list, &count, error);
+    bool named = command == CONFIG_SERVE && config->state_dir[0] != '\0';
+    int code = config_policies(config, named ? &trained_policies_unknown : NULL, &list, &count, error);
     if (code == 0 && command == CONFIG_SERVE && count != 1)
         code = error_set(error, ERROR_INVALID,
             "kv-policy and kv-ratio give %zu choices: distillcache serve has one policy with one ratio (requests may "

@@ -24,7 +24,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-struct policy_settings; /* policy/policy.h */
+struct policy_settings;  /* policy/policy.h */
+struct trained_policies; /* policy/trained.h */
 
 struct string_list {
     char **items;
@@ -132,8 +133,10 @@ void config_free(struct config *config);
 /* The policies that kv_policy, kv_ratio and kv_tokens stand for: each policy with each ratio, in this order. A policy
  * comes once when it is full, when its text names a budget ("h2o,ratio=0.1"), with kv_tokens, and when no
  * ratio is given (then it has its own default). config_load has checked that this succeeds, but for files that a policy
- * reads. *list is to be freed by config_free_policies. ERROR_INVALID, ERROR_MEMORY, and those of the files. */
-int config_policies(const struct config *config, struct policy_settings **list, size_t *count, struct error *error);
+ * reads and trained policies' names (trained NULL: there are none). *list is to be freed by config_free_policies.
+ * ERROR_INVALID, ERROR_MEMORY, and those of the files. */
+int config_policies(const struct config *config, const struct trained_policies *trained, struct policy_settings **list,
+    size_t *count, struct error *error);
 void config_free_policies(struct policy_settings *list, size_t count); /* NULL allowed */
 
 void config_print_help(enum config_command command, FILE *out);

@@ -6,6 +6,7 @@
 
 #include "config/options.h"
 #include "policy/policy.h"
+#include "policy/trained.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,14 +21,22 @@ static bool has_own_budget(const char *text) {
     return strcspn(text, ",:") == 4 && strncmp(text, "full", 4) == 0;
 }
 
+/* Settings so far, and what names stand for. */
+struct policy_list {
+    const struct trained_policies *trained;
+    struct policy_settings *settings;
+    size_t *count;
+};
+
 /* Adds one policy; option: the budget's, NULL for the policy's own. */
-static int add_policy(const char *text, const char *option, const char *value, struct policy_settings *settings,
-    size_t *count, struct error *error) {
+static int add_policy(
+    const struct policy_list *list, const char *text, const char *option, const char *value, struct error *error) {
+    struct policy_settings *settings = &list->settings[*list->count];
     struct error cause = {0};
     char quoted[OPTION_QUOTE_MAX];
-    int code = policy_settings_parse(text, settings, &cause);
+    int code = policy_settings_parse_trained(text, list->trained, settings, &cause);
     if (code == 0) {
-        ++*count;
+        ++*list->count;
         if (option != NULL)
             code = policy_settings_set(settings, option, value, false, &cause);
         if (code == 0)
@@ -41,17 +50,17 @@ static int add_policy(const char *text, const char *option, const char *value, s
 }
 
 static int add_policies(
-    const struct config *config, const char *text, struct policy_settings *list, size_t *count, struct error *error) {
+    const struct config *config, const char *text, const struct policy_list *list, struct error *error) {
     char tokens[16];
     if (has_own_budget(text) || (config->kv_tokens == 0 && config->kv_ratio.count == 0))
-        return add_policy(text, NULL, NULL, &list[*count], count, error);
+        return add_policy(list, text, NULL, NULL, error);
     if (config->kv_tokens > 0) {
         snprintf(tokens, sizeof tokens, "%u", config->kv_tokens);
-        return add_policy(text, "tokens", tokens, &list[*count], count, error);
+        return add_policy(list, text, "tokens", tokens, error);
     }
     int code = 0;
     for (size_t i = 0; i < config->kv_ratio.count && code == 0; i++)
-        code = add_policy(text, "ratio", config->kv_ratio.items[i], &list[*count], count, error);
+        code = add_policy(list, text, "ratio", config->kv_ratio.items[i], error);
     return code;
 }
 
@@ -65,15 +74,17 @@ static int check_budgets(const struct config *config, struct error *error) {
     return 0;
 }
 
-int config_policies(const struct config *config, struct policy_settings **list, size_t *count, struct error *error) {
+int config_policies(const struct config *config, const struct trained_policies *trained, struct policy_settings **list,
+    size_t *count, struct error *error) {
     size_t ratios = config->kv_ratio.count > 0 ? config->kv_ratio.count : 1;
     *count = 0;
     *list = calloc(config->kv_policy.count * ratios, sizeof **list);
     if (*list == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for policies");
+    const struct policy_list made = {.trained = trained, .settings = *list, .count = count};
     int code = check_budgets(config, error);
     for (size_t i = 0; i < config->kv_policy.count && code == 0; i++)
-        code = add_policies(config, config->kv_policy.items[i], *list, count, error);
+        code = add_policies(config, config->kv_policy.items[i], &made, error);
     return code;
 }
 

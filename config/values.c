@@ -5,6 +5,7 @@
 #include "config/options.h"
 
 #include "policy/policy.h"
+#include "policy/trained.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -241,7 +242,8 @@ static int parse_text(
     return list_append(list, text, strlen(text), error);
 }
 
-/* The policy's own message tells what is wrong with it; the files that it names are read. */
+/* The policy's own message tells what is wrong with it; the files that it names are read, but names of trained
+ * policies are for config_policies. */
 static int parse_policy(
     const struct option *option, struct config *config, const char *text, const char *place, struct error *error) {
     struct string_list *list = option_field(option, config);
@@ -250,7 +252,7 @@ static int parse_policy(
     char quoted[OPTION_QUOTE_MAX];
     if (*text == '\0' || !text_is_acceptable(text) || list->count == OPTION_LIST_MAX)
         return refuse(option, text, place, error);
-    int code = policy_settings_parse(text, &settings, &cause);
+    int code = policy_settings_parse_trained(text, &trained_policies_unknown, &settings, &cause);
     if (code != 0) {
         option_quote(text, quoted);
         return error_set(error, code, "%s is %s: %s", place, quoted, cause.message);

@@ -3,11 +3,13 @@
 #include "policy/network.h"
 #include "policy/options.h"
 #include "policy/policies.h"
+#include "policy/trained.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { QUOTE_SIZE = 64 };
 
@@ -106,8 +108,23 @@ int policy_settings_set(
     return refuse_option(settings->policy, option, error);
 }
 
+static int accept_name(void *context, const char *name, struct policy_settings *settings, struct error *error) {
+    (void)context;
+    (void)name;
+    (void)settings;
+    (void)error;
+    return 0;
+}
+
+const struct trained_policies trained_policies_unknown = {.apply = accept_name, .files = true};
+
+static bool may_name_files(const struct trained_policies *trained) {
+    return trained == NULL || trained->files;
+}
+
 /* Changes the text: ends words where separators stand. */
-static int parse_options(char *rest, struct policy_settings *settings, struct error *error) {
+static int parse_options(
+    char *rest, const struct trained_policies *trained, struct policy_settings *settings, struct error *error) {
     char quote[QUOTE_SIZE];
     while (rest != NULL) {
         char *option = strsep(&rest, ",");
@@ -116,14 +133,31 @@ static int parse_options(char *rest, struct policy_settings *settings, struct er
             return error_set(error, ERROR_INVALID, "policy option '%s': must be key=value",
                 policy_option_quote(option, quote, sizeof quote));
         *equals = '\0';
-        int code = policy_settings_set(settings, option, equals + 1, true, error);
+        int code = policy_settings_set(settings, option, equals + 1, may_name_files(trained), error);
         if (code != 0)
             return code;
     }
     return 0;
 }
 
-static int parse_words(char *text, struct policy_settings *settings, struct error *error) {
+/* What stands behind the colon: a name, or a file of gates or a network. */
+static int parse_file(
+    const char *file, const struct trained_policies *trained, struct policy_settings *settings, struct error *error) {
+    const struct policy *policy = settings->policy;
+    char quote[QUOTE_SIZE];
+    bool named = trained != NULL && !(trained->files && (strchr(file, '/') != NULL || access(file, F_OK) == 0));
+    const char *takes = (policy->options & OPTION_GATES) != 0     ? "gates"
+                        : (policy->options & OPTION_NETWORK) != 0 ? "network"
+                                                                  : NULL;
+    if (takes == NULL)
+        return error_set(error, ERROR_INVALID, "policy %s takes no file ('%s')", policy->name,
+            policy_option_quote(file, quote, sizeof quote));
+    return named ? trained->apply(trained->context, file, settings, error)
+                 : policy_settings_set(settings, takes, file, true, error);
+}
+
+static int parse_words(
+    char *text, const struct trained_policies *trained, struct policy_settings *settings, struct error *error) {
     char quote[QUOTE_SIZE], *rest = text;
     char *name = strsep(&rest, ",");
     char *file = strchr(name, ':');
@@ -134,24 +168,23 @@ static int parse_words(char *text, struct policy_settings *settings, struct erro
         return error_set(error, ERROR_INVALID, "there is no policy '%s'; there are %s",
             policy_option_quote(name, quote, sizeof quote), policy_names());
     policy_settings_default(policy, settings);
-    const char *takes = (policy->options & OPTION_GATES) != 0     ? "gates"
-                        : (policy->options & OPTION_NETWORK) != 0 ? "network"
-                                                                  : NULL;
-    if (file != NULL && takes == NULL)
-        return error_set(error, ERROR_INVALID, "policy %s takes no file ('%s')", policy->name,
-            policy_option_quote(file, quote, sizeof quote));
-    int code = file != NULL ? policy_settings_set(settings, takes, file, true, error) : 0;
+    int code = file != NULL ? parse_file(file, trained, settings, error) : 0;
     if (code == 0)
-        code = parse_options(rest, settings, error);
+        code = parse_options(rest, trained, settings, error);
     return code == 0 ? policy_settings_check(settings, error) : code;
 }
 
 int policy_settings_parse(const char *text, struct policy_settings *settings, struct error *error) {
+    return policy_settings_parse_trained(text, NULL, settings, error);
+}
+
+int policy_settings_parse_trained(
+    const char *text, const struct trained_policies *trained, struct policy_settings *settings, struct error *error) {
     char *words = strdup(text);
     *settings = (struct policy_settings){0};
     if (words == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for a policy's options");
-    int code = parse_words(words, settings, error);
+    int code = parse_words(words, trained, settings, error);
     if (code != 0)
         policy_settings_release(settings);
     free(words);
@@ -249,6 +282,13 @@ static const struct policy *network_policy(const struct policy_settings *setting
 
 bool policy_settings_want_network(const struct policy_settings *settings) {
     return network_policy(settings) != NULL && !policy_settings_keep_all(settings);
+}
+
+int policy_settings_take_trained(
+    const struct trained_policies *trained, struct policy_settings *settings, struct error *error) {
+    if (trained == NULL || !policy_settings_want_network(settings) || settings->network != NULL)
+        return 0;
+    return trained->apply(trained->context, NULL, settings, error);
 }
 
 int policy_settings_fit(const struct policy_settings *settings, const struct policy_model *model, struct error *error) {

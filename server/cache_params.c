@@ -129,7 +129,7 @@ static int cache_params_set(
     return 0;
 }
 
-/* Gives the policy its network, where it wants one; that of the server's own policy was found when it started. */
+/* Gives the policy its network, where it wants one. */
 static int cache_params_resolve(
     const struct parse_context *context, struct policy_settings *settings, struct fault *fault) {
     const struct policy_model *model = &context->policy_model;
@@ -166,7 +166,7 @@ static int cache_params_read_object(
     }
     if (policy_settings_check(settings, &error) != 0)
         return fault_invalid(fault, "kv_cache", "kv_cache: %s", error.message);
-    return cache_params_resolve(context, settings, fault);
+    return 0;
 }
 
 int cache_params_read(
@@ -180,6 +180,8 @@ int cache_params_read(
         failed = fault_invalid(fault, "kv_cache", "kv_cache must be an object, not %s", field_type(object));
     else
         failed = cache_params_read_object(object, context, settings, fault);
+    if (failed == 0)
+        failed = cache_params_resolve(context, settings, fault);
     if (failed == 0 && settings->seed == 0)
         settings->seed = request->sampling.seed;
     return failed;

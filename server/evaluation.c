@@ -3,11 +3,11 @@
 
 #include "config/options.h"
 #include "policy/policy.h"
+#include "policy/trained.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { TEXT_MAX = 256 };
 
@@ -73,29 +73,19 @@ static int evaluation_read_field(
     return 0;
 }
 
-/* "name:NAME,options" with the registry's file in the place of its NAME. */
-static int evaluation_policy_text(
-    const struct store *store, const char *text, char *out, size_t size, struct fault *fault) {
-    const char *comma = text + strcspn(text, ","), *colon = memchr(text, ':', (size_t)(comma - text));
-    char name[TEXT_MAX + 16], path[STORE_PATH_MAX];
-    if (colon == NULL) {
-        snprintf(out, size, "%s", text);
-        return 0;
-    }
-    bool gated = strncmp(text, "rlkv", 4) == 0 || strncmp(text, "hybrid", 6) == 0;
-    snprintf(name, sizeof name, "%.*s%s", (int)(comma - colon - 1), colon + 1, gated ? ".json" : ".safetensors");
-    if (strchr(name, '/') != NULL || name[0] == '.' || store_path(store, "policies", name, path, sizeof path) != 0)
-        return fault_invalid(
-            fault, "policies", "policies: '%.100s' must name a trained policy (GET /admin/v1/policies)", text);
-    if (access(path, R_OK) != 0)
-        return fault_invalid(
-            fault, "policies", "policies: there is no trained policy '%.*s'", (int)(comma - colon - 1), colon + 1);
-    int length = snprintf(out, size, "%.*s:%s%s", (int)(colon - text), text, path, comma);
-    return length < 0 || (size_t)length >= size ? fault_invalid(fault, "policies", "policies: a text is too long") : 0;
+/* Before the option's own check, which would read the files that a text names. */
+static int evaluation_check_policy(const char *text, const struct trained_policies *trained, struct fault *fault) {
+    struct policy_settings settings;
+    struct error error;
+    if (policy_settings_parse_trained(text, trained, &settings, &error) != 0)
+        return error.code == ERROR_MEMORY ? fault_memory(fault)
+                                          : fault_invalid(fault, "policies", "policies: %s", error.message);
+    policy_settings_release(&settings);
+    return 0;
 }
 
 static int evaluation_read_policies(
-    const json_t *request, const struct store *store, struct config *config, struct fault *fault) {
+    const json_t *request, const struct trained_policies *trained, struct config *config, struct fault *fault) {
     const json_t *list = field_get(request, "policies");
     size_t index;
     json_t *item;
@@ -105,29 +95,30 @@ static int evaluation_read_policies(
         return fault_invalid(fault, "policies", "policies must be an array of 1 to %d texts", OPTION_LIST_MAX);
     option_clear_list(option_find("kv-policy"), config);
     json_array_foreach(list, index, item) {
-        char text[STORE_PATH_MAX + TEXT_MAX];
         if (!json_is_string(item) || json_string_length(item) >= TEXT_MAX ||
             strlen(json_string_value(item)) != json_string_length(item))
             return fault_invalid(fault, "policies", "policies must be an array of short texts");
-        if (evaluation_policy_text(store, json_string_value(item), text, sizeof text, fault) != 0 ||
-            evaluation_set(config, "kv-policy", text, "policies", fault) != 0)
+        if (evaluation_check_policy(json_string_value(item), trained, fault) != 0 ||
+            evaluation_set(config, "kv-policy", json_string_value(item), "policies", fault) != 0)
             return -1;
     }
     return 0;
 }
 
 /* What the budgets and policies give together. */
-static int evaluation_check(const struct config *config, struct fault *fault) {
+static int evaluation_check(const struct config *config, const struct trained_policies *trained, struct fault *fault) {
     struct policy_settings *list = NULL;
     size_t count = 0;
     struct error error;
-    int code = config_policies(config, &list, &count, &error);
+    int code = config_policies(config, trained, &list, &count, &error);
     config_free_policies(list, count);
-    return code == 0 ? 0 : fault_invalid(fault, "policies", "%s", error.message);
+    return code == 0              ? 0
+           : code == ERROR_MEMORY ? fault_memory(fault)
+                                  : fault_invalid(fault, "policies", "%s", error.message);
 }
 
-int evaluation_config(
-    const json_t *request, const struct store *store, const char *file, struct config *config, struct fault *fault) {
+int evaluation_config(const json_t *request, const struct trained_policies *trained, const char *file,
+    struct config *config, struct fault *fault) {
     struct error error;
     if (config_set_defaults(config, &error) != 0)
         return fault_memory(fault);
@@ -141,7 +132,7 @@ int evaluation_config(
             return -1;
     if (file != NULL && evaluation_set(config, "data", file, "data", fault) != 0)
         return -1;
-    if (evaluation_read_policies(request, store, config, fault) != 0)
+    if (evaluation_read_policies(request, trained, config, fault) != 0)
         return -1;
-    return evaluation_check(config, fault);
+    return evaluation_check(config, trained, fault);
 }

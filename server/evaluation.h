@@ -12,14 +12,13 @@
  * | lengths      | --length       | numbers                                                               |
  * | data         | --data         | id of an uploaded file                                                |
  * | limit, seed, query_aware, continuation | the same                                                    |
- * distillcache without a name is the policy that ships for the model, whichever is active.
+ * distillcache without a name is the policy that is active when the evaluation runs, or else the one that ships.
  */
 #ifndef SERVER_EVALUATION_H
 #define SERVER_EVALUATION_H
 
 #include "config/config.h"
 #include "server/fields.h"
-#include "store/store.h"
 
 struct engine;
 struct tokenizer;
@@ -27,6 +26,7 @@ struct background;
 
 struct evaluation_run {
     const struct config *config;
+    const struct trained_policies *trained;
     struct engine *engine;
     const struct tokenizer *tokenizer;
     struct background *background;  /* NULL: the engine is free */
@@ -37,9 +37,9 @@ struct evaluation_run {
 /* Runs it: *report is the JSON document of policy/eval/report.h, for the caller to free. */
 typedef int (*evaluation_evaluate)(const struct evaluation_run *run, char **report, struct error *error);
 
-/* Fills the configuration (to be freed in any case). folder: of trained policies; file: path of data, NULL: none or not
+/* Fills the configuration (to be freed in any case). trained: without files; file: path of data, NULL: none or not
  * known yet. -1: the fault names the field. */
-int evaluation_config(
-    const json_t *request, const struct store *store, const char *file, struct config *config, struct fault *fault);
+int evaluation_config(const json_t *request, const struct trained_policies *trained, const char *file,
+    struct config *config, struct fault *fault);
 
 #endif

@@ -58,9 +58,11 @@ static int evaluate_record_success(struct database *database, void *context, str
     return evaluations_update(database, &record, error);
 }
 
-static int evaluate_run(struct jobs *jobs, const struct config *config, struct task_failure *failure) {
+static int evaluate_run(struct jobs *jobs, const struct config *config, const struct trained_policies *trained,
+    struct task_failure *failure) {
     const struct server_model *model = jobs->options.model;
     struct evaluation_run run = {.config = config,
+        .trained = trained,
         .engine = model->engine,
         .tokenizer = model->tokenizer,
         .background = model->background,
@@ -102,13 +104,14 @@ int job_evaluate(struct jobs *jobs, struct task_failure *failure) {
     char path[STORE_PATH_MAX];
     struct config config = {0};
     struct fault fault = {0};
+    const struct trained_policies trained = policy_table_names(jobs->options.policies, false);
     int code = evaluate_find_data(jobs, request, path, failure);
     if (code == 0) {
-        code = evaluation_config(request, jobs->options.store, path[0] == '\0' ? NULL : path, &config, &fault);
+        code = evaluation_config(request, &trained, path[0] == '\0' ? NULL : path, &config, &fault);
         if (code != 0)
             task_failure_set(failure, "invalid_value", fault.parameter, fault.message);
         else
-            code = evaluate_run(jobs, &config, failure);
+            code = evaluate_run(jobs, &config, &trained, failure);
     }
     config_free(&config);
     json_decref(request);

@@ -4,6 +4,7 @@
 #include "engine/background.h"
 #include "engine/log.h"
 #include "server/fields.h"
+#include "store/sweep.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -304,6 +305,8 @@ static void jobs_do(struct jobs *jobs) {
                                              : "failed"),
         "message", LOG_STRING(failure.code == NULL ? NULL : failure.message), NULL);
     jobs_put_down(jobs);
+    if (job && code == ERROR_CANCELLED) /* after it: whoever cancels it from now on discards it too */
+        store_discard_job(jobs->options.store, task->id);
     jobs_announce(jobs);
 }
 

@@ -29,7 +29,7 @@ struct policy_table {
 
 /* --- Life --- */
 
-struct policy_table *policy_table_create(const struct policy_model *model, const struct policy_settings *own) {
+struct policy_table *policy_table_create(const struct policy_model *model) {
     struct policy_table *table = calloc(1, sizeof *table);
     if (table == NULL)
         return NULL;
@@ -37,7 +37,6 @@ struct policy_table *policy_table_create(const struct policy_model *model, const
     snprintf(table->fingerprint, sizeof table->fingerprint, "%s", model->fingerprint == NULL ? "" : model->fingerprint);
     table->model = *model;
     table->model.fingerprint = table->fingerprint;
-    policy_settings_copy(&table->own, own);
     return table;
 }
 
@@ -271,6 +270,13 @@ static void policy_set_gates(struct policy_settings *settings, struct head_gates
     settings->gates = gates;
 }
 
+void policy_table_set_own(struct policy_table *table, const struct policy_settings *own) {
+    pthread_mutex_lock(&table->mutex);
+    policy_settings_release(&table->own);
+    policy_settings_copy(&table->own, own);
+    pthread_mutex_unlock(&table->mutex);
+}
+
 void policy_table_own(struct policy_table *table, struct policy_settings *settings) {
     pthread_mutex_lock(&table->mutex);
     policy_settings_copy(settings, &table->own);
@@ -314,4 +320,12 @@ int policy_table_apply(
     }
     pthread_mutex_unlock(&table->mutex);
     return code;
+}
+
+static int policy_apply_name(void *context, const char *name, struct policy_settings *settings, struct error *error) {
+    return policy_table_apply(context, name, settings, error);
+}
+
+struct trained_policies policy_table_names(struct policy_table *table, bool files) {
+    return (struct trained_policies){.apply = policy_apply_name, .context = table, .files = files};
 }

@@ -12,6 +12,7 @@
 
 #include "policy/network.h"
 #include "policy/policy.h"
+#include "policy/trained.h"
 
 enum { POLICY_NAME_MAX = 128 };
 extern const char policy_shipped_name[]; /* "shipped" */
@@ -31,9 +32,8 @@ struct policy_entry {
     struct policy_network *network; /* a reference; NULL with a problem */
 };
 
-/* own: the server's policy settings, copied. NULL on failed allocation. */
-struct policy_table *policy_table_create(const struct policy_model *model, const struct policy_settings *own);
-void policy_table_free(struct policy_table *table); /* NULL allowed */
+struct policy_table *policy_table_create(const struct policy_model *model); /* NULL on failed allocation */
+void policy_table_free(struct policy_table *table);                         /* NULL allowed */
 
 /* Reads a policy file, checks it against the model, and puts it under its name, in place of one that was there. A file
  * that cannot be used is listed with its problem; the error says it too. */
@@ -54,12 +54,18 @@ int policy_table_remove(struct policy_table *table, const char *name, struct err
 bool policy_table_at(struct policy_table *table, uint32_t index, struct policy_entry *out);
 bool policy_table_find(struct policy_table *table, const char *name, struct policy_entry *out);
 
-/* The server's own settings as they are now, resolved: to be released. */
+/* The server's own settings as the configuration has them, copied: without a network that no file or name there gave.
+ * Once, before others are served. */
+void policy_table_set_own(struct policy_table *table, const struct policy_settings *own);
+/* The server's own settings as they are now, resolved, but that they may want a network that there is not (any more):
+ * to be released. */
 void policy_table_own(struct policy_table *table, struct policy_settings *settings);
 /* Gives settings the network or the gates of that name. NULL: where distillcache scores, the active network, or else
  * the one that ships. ERROR_INVALID: there is no such name, it cannot be used, or the policy cannot use it. The
  * settings are then to be resolved (policy_settings_resolve). */
 int policy_table_apply(
     struct policy_table *table, const char *name, struct policy_settings *settings, struct error *error);
+/* That, for texts of policies. files: they may name files too. */
+struct trained_policies policy_table_names(struct policy_table *table, bool files);
 
 #endif

@@ -101,9 +101,25 @@ static void server_woken(void *context) {
     server_check_drained(server);
 }
 
+static int server_open_policies(
+    void *context, const struct policy_model *model, const struct trained_policies **trained, struct error *error) {
+    struct server *server = context;
+    *trained = NULL;
+    return server->admin == NULL ? 0 : admin_open_policies(server->admin, model, trained, error);
+}
+
+static int server_take_own_policy(void *context, struct policy_settings *own, struct error *error) {
+    struct server *server = context;
+    return server->admin == NULL ? 0 : admin_take_own_policy(server->admin, own, error);
+}
+
 static void server_load_work(uv_work_t *work) {
     struct server *server = work->data;
-    server->load_status = server->load(server->load_context, server_wake, server, &server->model, &server->load_error);
+    const struct server_hooks hooks = {.wake = server_wake,
+        .open_policies = server_open_policies,
+        .take_own_policy = server_take_own_policy,
+        .context = server};
+    server->load_status = server->load(server->load_context, &hooks, &server->model, &server->load_error);
     if (server->load_status == 0 && server->admin != NULL)
         server->load_status = admin_load(server->admin, &server->load_error);
 }

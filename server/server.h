@@ -40,9 +40,20 @@ struct server_model {
     int (*evaluate)(const struct evaluation_run *run, char **report, struct error *error); /* evaluation.h */
 };
 
-/* Loads the model: fills *model. Runs on its own thread. wake is for scheduler_options.wake with wake_context. */
+/* What the server gives to whoever loads its model. */
+struct server_hooks {
+    void (*wake)(void *context); /* for scheduler_options.wake */
+    /* Once the model is known, and before the policies are read: the trained ones. *trained is NULL when there is no
+     * state directory. */
+    int (*open_policies)(
+        void *context, const struct policy_model *model, const struct trained_policies **trained, struct error *error);
+    /* The server's own policy as the configuration has it; afterwards with the network of what is active. */
+    int (*take_own_policy)(void *context, struct policy_settings *own, struct error *error);
+    void *context;
+};
+/* Loads the model: fills *model. Runs on its own thread. */
 typedef int (*server_load)(
-    void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error);
+    void *context, const struct server_hooks *hooks, struct server_model *model, struct error *error);
 
 struct metrics;
 struct admin;

@@ -2,8 +2,8 @@
 #include "store/store.h"
 
 #include "engine/log.h"
+#include "store/sweep.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -151,19 +151,6 @@ static void store_make_private(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd >= 0)
         close(fd);
-}
-
-/* Uploads that never became whole. */
-static void store_sweep_uploads(const struct store *store) {
-    char path[STORE_PATH_MAX];
-    DIR *folder = store_path(store, "files", NULL, path, sizeof path) == 0 ? opendir(path) : NULL;
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL)
-        if (strncmp(entry->d_name, ".upload-", 8) == 0 &&
-            store_path(store, "files", entry->d_name, path, sizeof path) == 0)
-            unlink(path);
-    if (folder != NULL)
-        closedir(folder);
 }
 
 /* --- The thread --- */
@@ -317,12 +304,12 @@ struct store *store_open(const struct store_options *options, struct error *erro
         code = error_set(error, ERROR_INVALID, "the path of the state directory is too long");
     if (code != 0)
         goto fail;
-    store_sweep_uploads(store);
     store_reserve(store);
     store_make_private(path);
     store->database = database_open(path, error);
     if (store->database == NULL)
         goto fail;
+    store_sweep(store, store->database);
     if (pthread_create(&store->thread, NULL, store_thread, store) != 0) {
         error_set(error, ERROR_MEMORY, "cannot start the thread of the store");
         goto fail;

@@ -6,7 +6,7 @@
  *   STATE_DIR/lock             held while a process uses the directory
  *   STATE_DIR/state.sqlite     tables of schema.c (and its -wal, -shm)
  *   STATE_DIR/reserve          disk space that is given up when the disk is full, so that it can still be said
- *   STATE_DIR/files/           uploaded files; names that begin with ".upload-" are not whole and go at the start
+ *   STATE_DIR/files/           uploaded files; those that are not whole or have no record go at the start (sweep.h)
  *   STATE_DIR/policies/        policy files by name
  *   STATE_DIR/jobs/ID/         checkpoints of a job
  *

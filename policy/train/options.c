@@ -405,16 +405,26 @@ static bool set_entry(struct train_options *options, const struct entry *entry, 
     return true;
 }
 
+/* The names do not all fit a message: the last ones are left out, and it says so. */
+static int refuse_name(const char *name, struct error *error) {
+    char names[440] = "";
+    const char *rest = "";
+    for (uint32_t i = 0; i < ENTRIES; i++) {
+        size_t at = strlen(names), more = strlen(entries[i].name) + sizeof ", ";
+        if (at + more > sizeof names) {
+            rest = ", ...";
+            break;
+        }
+        snprintf(names + at, sizeof names - at, "%s%s", i > 0 ? ", " : "", entries[i].name);
+    }
+    return error_set(error, ERROR_INVALID, "no option is called \"%.16s\": %s%s", name, names, rest);
+}
+
 int train_options_set(struct train_options *options, const char *name, const char *value, struct error *error) {
     for (uint32_t i = 0; i < ENTRIES; i++)
         if (strcmp(entries[i].name, name) == 0)
             return set_entry(options, &entries[i], value) ? 0 : refuse(&entries[i], value, error);
-    char names[480] = "";
-    for (uint32_t i = 0; i < ENTRIES; i++) {
-        size_t at = strlen(names);
-        snprintf(names + at, sizeof names - at, "%s%s", i > 0 ? ", " : "", entries[i].name);
-    }
-    return error_set(error, ERROR_INVALID, "no option is called \"%.16s\": %s", name, names);
+    return refuse_name(name, error);
 }
 
 static void print_list(const struct entry *entry, const struct train_options *options, char *out, size_t size) {

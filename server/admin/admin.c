@@ -114,7 +114,7 @@ static int admin_load_policy(void *context, const struct policy_record *policy) 
     return code == ERROR_MEMORY ? code : 0;
 }
 
-static int admin_load_state(struct database *database, void *context, struct error *error) {
+static int admin_load_policies(struct database *database, void *context, struct error *error) {
     struct admin *admin = context;
     struct error local;
     char active[POLICY_NAME_MAX];
@@ -124,16 +124,32 @@ static int admin_load_state(struct database *database, void *context, struct err
     if (code == 0 && policy_table_activate(admin->policies, active, &local) != 0)
         log_event(LOG_WARNING, NULL, "the active policy cannot be used: requests get what they got before it", "policy",
             LOG_STRING(active), "message", LOG_STRING(local.message), NULL);
-    return code == 0 ? jobs_requeue(database, error) : code;
+    return code;
+}
+
+int admin_open_policies(struct admin *admin, const struct policy_model *model, const struct trained_policies **trained,
+    struct error *error) {
+    admin->policies = policy_table_create(model);
+    if (admin->policies == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for policies");
+    admin->trained = policy_table_names(admin->policies, true);
+    *trained = &admin->trained;
+    policy_table_load_shipped(admin->policies);
+    return store_call(admin->store, admin_load_policies, admin, error);
+}
+
+int admin_take_own_policy(struct admin *admin, struct policy_settings *own, struct error *error) {
+    policy_table_set_own(admin->policies, own);
+    return policy_settings_take_trained(&admin->trained, own, error);
+}
+
+static int admin_requeue(struct database *database, void *context, struct error *error) {
+    (void)context;
+    return jobs_requeue(database, error);
 }
 
 int admin_load(struct admin *admin, struct error *error) {
-    const struct server_model *model = &admin->server->model;
-    admin->policies = policy_table_create(&model->policy_model, &model->kv_policy);
-    if (admin->policies == NULL)
-        return error_set(error, ERROR_MEMORY, "no memory for policies");
-    policy_table_load_shipped(admin->policies);
-    return store_call(admin->store, admin_load_state, admin, error);
+    return store_call(admin->store, admin_requeue, NULL, error);
 }
 
 static void admin_changed(void *context, const char *id) {

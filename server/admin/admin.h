@@ -23,8 +23,9 @@ struct admin {
     struct site site;
     uint32_t port;
     struct store *store;
-    struct policy_table *policies; /* NULL: the model is not loaded yet */
-    struct jobs *jobs;             /* NULL: the same, or the model's engine can have no jobs */
+    struct policy_table *policies;   /* NULL: the model is not loaded yet */
+    struct trained_policies trained; /* the table's names, for the configuration */
+    struct jobs *jobs;               /* NULL: the same, or the model's engine can have no jobs */
     bool draining;
     struct stream *streams; /* of events: streams.c */
 };
@@ -32,7 +33,11 @@ struct admin {
 /* Opens the state directory, and listens if the configuration has an admin port. For a configuration with a state
  * directory. The errors are those of store_open and loop_listen. */
 struct admin *admin_create(struct server *server, struct error *error);
-/* Reads the policies; on the thread that loads the model, after it. */
+/* On the thread that loads the model, in this order (server_hooks): reads the trained policies; learns the server's
+ * own; queues again what was running when the last process ended. */
+int admin_open_policies(struct admin *admin, const struct policy_model *model, const struct trained_policies **trained,
+    struct error *error);
+int admin_take_own_policy(struct admin *admin, struct policy_settings *own, struct error *error);
 int admin_load(struct admin *admin, struct error *error);
 /* The model is there: jobs begin. */
 int admin_start(struct admin *admin, struct error *error);

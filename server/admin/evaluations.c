@@ -110,12 +110,13 @@ static int evaluations_check(
     static const char *const known[] = {"task", "policies", "ratios", "tokens", "lengths", "data", "limit", "seed",
         "query_aware", "continuation", "metadata", "model", NULL};
     static const struct field_unsupported unsupported[] = {{"shots", REFUSE_PRESENT}, {NULL, REFUSE_PRESENT}};
+    const struct trained_policies trained = policy_table_names(call->admin->policies, false);
     struct config config = {0};
     int code = fields_check(body, known, unsupported, call->exchange->id, &call->fault);
     if (code == 0)
         code = evaluations_check_data(call, database, body, error);
     if (code == 0)
-        code = evaluation_config(body, call->admin->store, NULL, &config, &call->fault);
+        code = evaluation_config(body, &trained, NULL, &config, &call->fault);
     config_free(&config);
     return code;
 }

@@ -4,6 +4,7 @@
  * streams of events (streams.c).
  */
 #include "server/admin/training.h"
+#include "store/sweep.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -286,6 +287,16 @@ static void training_interrupt(struct admin_call *call) {
     streams_changed(call->admin, call->id);
 }
 
+/* The runner does it for the job that it has at hand, when that has written its last. */
+static void training_discard(struct admin_call *call) {
+    struct jobs_state state = {.id = ""};
+    if (call->changed && call->admin->jobs != NULL)
+        jobs_get_state(call->admin->jobs, &state);
+    if (call->changed && strcmp(state.id, call->id) != 0)
+        store_discard_job(call->admin->store, call->id);
+    training_interrupt(call);
+}
+
 static void training_queued(struct admin_call *call) {
     if (call->admin->jobs != NULL)
         jobs_poke(call->admin->jobs);
@@ -293,7 +304,7 @@ static void training_queued(struct admin_call *call) {
 }
 
 void training_cancel(struct exchange *exchange) {
-    admin_handle(exchange, training_answer_cancel, training_interrupt);
+    admin_handle(exchange, training_answer_cancel, training_discard);
 }
 
 void training_pause(struct exchange *exchange) {

@@ -3,11 +3,12 @@
 and what becomes of their policies."""
 
 import pathlib
+import subprocess
 
 import pytest
 
 from admin import TINY, Admin, expect_error
-from conftest import eventually
+from conftest import FAKE, PATIENCE, eventually
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +232,22 @@ def test_what_was_paused_or_cancelled_stays_so(own):
     own.ok("POST", f"/training/jobs/{paused}/cancel")
 
 
+def test_a_cancelled_job_keeps_no_checkpoints(own):
+    jobs = pathlib.Path(own.state) / "jobs"
+    running, paused = own.create(own.upload(b"!wait")), own.create(own.upload(b"!wait"))
+    eventually(lambda: own.job(running)["step"] == 1, "a step")
+    own.ok("POST", f"/training/jobs/{running}/cancel")
+    eventually(lambda: own.job(paused)["step"] == 1, "a step of the other one")
+    eventually(lambda: [path.name for path in jobs.iterdir()] == [paused], "nothing is left of the running one")
+    own.ok("POST", f"/training/jobs/{paused}/pause")
+    eventually(lambda: own.ok("GET", f"/training/jobs/{paused}/checkpoints")["data"], "it has a checkpoint")
+    assert list((jobs / paused).iterdir())
+    own.ok("POST", f"/training/jobs/{paused}/cancel")
+    eventually(lambda: not list(jobs.iterdir()), "nothing is left of the paused one")
+    for job in (running, paused):
+        assert own.ok("GET", f"/training/jobs/{job}/checkpoints")["data"] == []
+
+
 def test_a_drain_leaves_a_checkpoint(own):
     job = own.create(admin_wait := own.upload(b"!wait"))
     queued = own.create()
@@ -308,6 +325,43 @@ def test_requests_choose_policies_by_name(own):
     assert own.server.post("/v1/completions", without).status == 200
 
 
+def test_the_servers_own_policy_is_the_active_one(start_server, tmp_path):
+    """None ships for this model: the state directory alone has one."""
+    own = Admin(start_server, tmp_path / "state")
+    name = own.wait(own.create())["fine_tuned_model"]
+    own.ok("POST", f"/policies/{name}/activate")
+    own.kill()
+    own.options = ("--kv-policy", "distillcache", "--kv-ratio", "0.5")
+    own.start()
+    assert own.ok("GET", "/status")["policy"]["active"] == name
+    own.server.complete(prompt="abc", max_tokens=3)
+    own.server.complete(prompt="abc", max_tokens=3, kv_cache={"ratio": 0.25})
+    own.ok("POST", f"/policies/{name}/deactivate")
+    for body in ({"prompt": "a"}, {"prompt": "a", "kv_cache": {"ratio": 0.25}}):
+        own.server.post("/v1/completions", body).expect_error(400, param="kv_cache.policy")
+    own.server.complete(prompt="abc", max_tokens=3, kv_cache={"policy": "h2o"})
+    own.ok("POST", f"/policies/{name}/activate")
+    own.server.complete(prompt="abc", max_tokens=3)
+
+
+def test_the_servers_own_policy_by_name(start_server, tmp_path):
+    own = Admin(start_server, tmp_path / "state")
+    names = [own.wait(own.create())["fine_tuned_model"] for _ in range(2)]
+    own.kill()
+    own.options = ("--kv-policy", f"distillcache:{names[1]},ratio=0.5")
+    own.start()
+    own.server.complete(prompt="abc", max_tokens=3)
+    own.ok("POST", f"/policies/{names[0]}/activate")
+    own.server.complete(prompt="abc", max_tokens=3)
+    own.ok("POST", f"/policies/{names[0]}/deactivate")
+    own.server.complete(prompt="abc", max_tokens=3)
+    own.kill()
+    command = [FAKE, "serve", "--model", "fake", "--port", "0", "--state-dir", str(own.state), "--kv-policy"]
+    for policy in ("distillcache:none", "distillcache"):
+        done = subprocess.run([*command, policy], stderr=subprocess.PIPE, timeout=PATIENCE, text=True)
+        assert done.returncode == 1 and "polic" in done.stderr.splitlines()[-1], done.stderr
+
+
 # --- Evaluations ---
 
 
@@ -325,6 +379,24 @@ def test_evaluations(admin):
     assert failed["error"]["message"] == "the task is too hard" and failed["rows"] is None
     listed = admin.ok("GET", "/evaluations?limit=2")
     assert [entry["id"] for entry in listed["data"]] == [failed["id"], created["id"]]
+
+
+def test_evaluations_know_the_active_policy_and_no_files(own, tmp_path):
+    def evaluate(policy):
+        made = own.post("/evaluations", {"task": "kl", "policies": [policy]})
+        return made if made.status != 200 else eventually(lambda: (lambda e: e if e["status"] in ("succeeded", "failed")
+                                                                   else None)(own.ok("GET", f"/evaluations/{made.json['id']}")))
+
+    name = own.wait(own.create())["fine_tuned_model"]
+    file = pathlib.Path(own.state) / "policies" / f"{name}.safetensors"
+    failed = evaluate("distillcache")
+    assert failed["status"] == "failed" and "no policy distillcache is trained" in failed["error"]["message"]
+    own.ok("POST", f"/policies/{name}/activate")
+    assert evaluate("distillcache")["status"] == "succeeded"
+    assert evaluate("hybrid,base=distillcache")["status"] == "succeeded"
+    for policy in (f"distillcache:{file}", f"distillcache,network={file}", "rlkv,gates=/dev/zero", "distillcache:",
+                   f"distillcache:../policies/{name}", f"h2o:{name}", f"rlkv:{name}", "distillcache,network=/etc/passwd"):
+        expect_error(own.post("/evaluations", {"task": "kl", "policies": [policy]}), 400, param="policies")
 
 
 def test_evaluations_share_the_queue(admin):

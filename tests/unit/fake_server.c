@@ -31,20 +31,31 @@ struct fake {
     size_t policies_count;
 };
 
-static int fake_load(
-    void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error) {
+/* As `distillcache serve` does it. */
+static int fake_read_policy(struct fake *fake, const struct server_hooks *hooks, struct error *error) {
+    const struct policy_model model = FAKE_TRAIN_MODEL;
+    const struct trained_policies *trained;
+    int code = hooks->open_policies(hooks->context, &model, &trained, error);
+    if (code == 0)
+        code = config_policies(fake->config, trained, &fake->policies, &fake->policies_count, error);
+    if (code == 0)
+        code = hooks->take_own_policy(hooks->context, &fake->policies[0], error);
+    return code == 0 ? policy_settings_resolve(&fake->policies[0], &model, NULL, error) : code;
+}
+
+static int fake_load(void *context, const struct server_hooks *hooks, struct server_model *model, struct error *error) {
     struct fake *fake = context;
     if (strcmp(fake->config->model, "broken") == 0)
         return error_set(error, ERROR_FORMAT, "broken: not a model");
-    if (config_policies(fake->config, &fake->policies, &fake->policies_count, error) != 0)
+    if (fake_read_policy(fake, hooks, error) != 0)
         return error->code;
     usleep(fake_environment("FAKE_LOAD_MS", 0) * 1000);
     struct fake_options options = {.step_us = fake_environment("FAKE_STEP_US", 1000),
         .max_running = fake_environment("FAKE_MAX_RUNNING", 64),
         .max_waiting = fake->config->max_waiting,
         .tokens_max = fake_environment("FAKE_TOKENS_MAX", 8192),
-        .wake = wake,
-        .wake_context = wake_context};
+        .wake = hooks->wake,
+        .wake_context = hooks->context};
     fake->scheduler = fake_scheduler_create(&options);
     fake->tokenizer = fake_tokenizer_create(false);
     *model = (struct server_model){.scheduler = fake->scheduler,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/fake_train.h"
 
+#include "policy/trained.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,10 +151,27 @@ int fake_train(const struct train_run *run, struct error *error) {
 
 /* ---- evaluation ---- */
 
+/* As `distillcache eval` reads them. */
+static int fake_read_policies(const struct evaluation_run *run, struct error *error) {
+    const struct policy_model model = FAKE_TRAIN_MODEL;
+    struct policy_settings *list = NULL;
+    size_t count = 0;
+    int code = config_policies(run->config, run->trained, &list, &count, error);
+    for (size_t i = 0; i < count && code == 0; i++) {
+        code = policy_settings_take_trained(run->trained, &list[i], error);
+        if (code == 0)
+            code = policy_settings_resolve(&list[i], &model, NULL, error);
+    }
+    config_free_policies(list, count);
+    return code;
+}
+
 int fake_evaluate(const struct evaluation_run *run, char **report, struct error *error) {
     const struct config *config = run->config;
     char rows[4096] = "";
     run->progress(run->context, 0, 2);
+    if (fake_read_policies(run, error) != 0)
+        return error->code;
     if (strcmp(config->task, "arithmetic") == 0)
         return error_set(error, ERROR_INVALID, "the task is too hard");
     while (strcmp(config->task, "needle") == 0)

@@ -430,7 +430,7 @@ static void assert_policies(enum config_command command, const char *const *argu
     size_t count;
     char text[1000] = "";
     assert_loads(&config, command, arguments, LIST());
-    if (config_policies(&config, &list, &count, &error) != 0)
+    if (config_policies(&config, NULL, &list, &count, &error) != 0)
         fail_msg("%s", error.message);
     for (size_t i = 0; i < count; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s %u %g\n", list[i].policy->name, list[i].tokens,
@@ -459,7 +459,7 @@ static void test_policies(void **state) {
     size_t count;
     if (apply_text(&config, "kv_policy: [h2o, \"snapkv,window=16,decode=keep\"]\nkv_ratio: [0.5]\n", &error) != 0)
         fail_msg("%s", error.message);
-    assert_int_equal(config_policies(&config, &list, &count, &error), 0);
+    assert_int_equal(config_policies(&config, NULL, &list, &count, &error), 0);
     assert_int_equal(count, 2);
     assert_int_equal(list[1].window, 16);
     assert_true(list[1].frozen_prompt && !list[0].frozen_prompt && list[1].ratio == 0.5);

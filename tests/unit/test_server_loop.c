@@ -33,16 +33,15 @@ struct fixture {
     int status;
 };
 
-static int load(
-    void *context, void (*wake)(void *), void *wake_context, struct server_model *model, struct error *error) {
+static int load(void *context, const struct server_hooks *hooks, struct server_model *model, struct error *error) {
     struct fixture *fixture = context;
     (void)error;
     struct fake_options options = {.step_us = 200,
         .max_running = 32,
         .max_waiting = 1000,
         .tokens_max = 100000,
-        .wake = wake,
-        .wake_context = wake_context};
+        .wake = hooks->wake,
+        .wake_context = hooks->context};
     fixture->scheduler = fake_scheduler_create(&options);
     fixture->tokenizer = fake_tokenizer_create(false);
     *model = (struct server_model){.scheduler = fixture->scheduler,

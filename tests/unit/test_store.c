@@ -13,6 +13,7 @@
 #include "store/records.h"
 #include "store/schema.h"
 #include "store/store.h"
+#include "store/sweep.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -414,18 +415,120 @@ static void the_schema_has_its_version(void **state) {
     assert_non_null(strstr(schema_script, words));
 }
 
-static void uploads_that_are_not_whole_go(void **state) {
+static bool is_there(const char *name) {
     char path[128];
     struct stat status;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return stat(path, &status) == 0;
+}
+
+static int insert_file(struct database *database, void *state, struct error *error) {
     (void)state;
-    store_close(open_store());
+    struct file_record file = {
+        .id = "file-1", .filename = "a", .purpose = "evals", .stored = "file-1.jsonl", .created = 1, .bytes = 1};
+    return files_insert(database, &file, error);
+}
+
+static void uploads_that_nobody_knows_go(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    call(store, insert_file, NULL);
+    store_close(store);
     write_file("files/.upload-x", "x", 1, 0);
     write_file("files/file-1.jsonl", "x", 1, 0);
+    write_file("files/file-2.jsonl", "x", 1, 0);
+    write_file("files/notes.txt", "x", 1, 0);
     store_close(open_store());
-    snprintf(path, sizeof path, "%s/files/.upload-x", directory);
-    assert_int_not_equal(stat(path, &status), 0);
-    snprintf(path, sizeof path, "%s/files/file-1.jsonl", directory);
-    assert_int_equal(stat(path, &status), 0);
+    assert_false(is_there("files/.upload-x"));
+    assert_true(is_there("files/file-1.jsonl"));
+    assert_false(is_there("files/file-2.jsonl"));
+    assert_true(is_there("files/notes.txt"));
+}
+
+static void write_checkpoint(const char *job) {
+    char name[128];
+    snprintf(name, sizeof name, "%s/jobs/%s", directory, job);
+    assert_int_equal(mkdir(name, 0700), 0);
+    snprintf(name, sizeof name, "jobs/%s/checkpoint", job);
+    write_file(name, "x", 1, 0);
+}
+
+static int insert_checkpoint(struct database *database, void *state, struct error *error) {
+    struct checkpoint_record checkpoint = {
+        .id = state, .job = state, .file = "checkpoint", .metrics = "{}", .created = 1, .step = 1};
+    return checkpoints_insert(database, &checkpoint, error);
+}
+
+static int count_checkpoint(void *context, const struct checkpoint_record *checkpoint) {
+    (void)checkpoint;
+    ++*(int *)context;
+    return 0;
+}
+
+struct checkpoints {
+    const char *job;
+    int count;
+};
+
+static int count_checkpoints(struct database *database, void *state, struct error *error) {
+    struct checkpoints *checkpoints = state;
+    struct page page = {.limit = 10};
+    return checkpoints_list(database, checkpoints->job, &page, count_checkpoint, &checkpoints->count, error);
+}
+
+static void assert_checkpoint(struct store *store, const char *job, bool expected) {
+    struct checkpoints checkpoints = {.job = job};
+    char name[64];
+    snprintf(name, sizeof name, "jobs/%s", job);
+    assert_int_equal(is_there(name), expected);
+    call(store, count_checkpoints, &checkpoints);
+    assert_int_equal(checkpoints.count, expected);
+}
+
+/* Three jobs with a checkpoint and a policy file each; the first is cancelled, the second failed, the third queued. */
+static void write_jobs(struct store *store) {
+    static char *const jobs[] = {"job-1", "job-2", "job-3"};
+    char name[64];
+    for (size_t i = 0; i < 3; i++) {
+        call(store, insert_job, jobs[i]);
+        call(store, insert_checkpoint, jobs[i]);
+        write_checkpoint(jobs[i]);
+        snprintf(name, sizeof name, "policies/policy-of-%s.safetensors", jobs[i]);
+        write_file(name, "x", 1, 0);
+    }
+    call(store, move_job, &(struct move){.id = "job-1", .from = "queued", .to = "cancelled"});
+    call(store, move_job, &(struct move){.id = "job-2", .from = "queued", .to = "failed"});
+}
+
+static void what_ended_jobs_left_goes_at_the_start(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    write_jobs(store);
+    store_close(store);
+    store = open_store();
+    assert_checkpoint(store, "job-1", false);
+    assert_checkpoint(store, "job-2", true);
+    assert_checkpoint(store, "job-3", true);
+    assert_false(is_there("policies/policy-of-job-1.safetensors"));
+    assert_false(is_there("policies/policy-of-job-2.safetensors"));
+    assert_true(is_there("policies/policy-of-job-3.safetensors"));
+    store_close(store);
+}
+
+static void only_cancelled_jobs_are_discarded(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    write_jobs(store);
+    store_discard_job(store, "job-1");
+    store_discard_job(store, "job-2");
+    store_discard_job(store, "job-3");
+    store_discard_job(store, "../files");
+    assert_string_equal(status_of(store, "job-1"), "cancelled"); /* after what was posted */
+    assert_checkpoint(store, "job-1", false);
+    assert_checkpoint(store, "job-2", true);
+    assert_checkpoint(store, "job-3", true);
+    assert_true(is_there("files"));
+    store_close(store);
 }
 
 static void a_directory_that_cannot_be_made_is_an_error(void **state) {
@@ -454,7 +557,9 @@ int main(void) {
         TEST(a_damaged_file_is_refused),
         TEST(a_newer_or_foreign_file_is_refused),
         cmocka_unit_test(the_schema_has_its_version),
-        TEST(uploads_that_are_not_whole_go),
+        TEST(uploads_that_nobody_knows_go),
+        TEST(what_ended_jobs_left_goes_at_the_start),
+        TEST(only_cancelled_jobs_are_discarded),
         cmocka_unit_test(a_directory_that_cannot_be_made_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
