@@ -26,7 +26,7 @@ enum { ARRIVALS = 4 /* in idle time, after each pair */, PROMPT_LEAST = 256, PRO
 struct job {
     struct train_run run;
     struct tokenizer *tokenizer;
-    char folder[64], out[128];
+    char folder[512], out[544];
     pthread_t thread;
     bool started;
     atomic_bool stopped;
@@ -75,7 +75,7 @@ static void choose_run(const struct engine *engine, struct train_options *option
 
 static int start_job(struct bench *bench, struct background *background, struct job *job, struct error *error) {
     const char *folder = getenv("TMPDIR");
-    snprintf(job->folder, sizeof job->folder, "%.32s/distillcache-bench-XXXXXX", folder != NULL ? folder : "/tmp");
+    snprintf(job->folder, sizeof job->folder, "%.480s/distillcache-bench-XXXXXX", folder != NULL ? folder : "/tmp");
     if (mkdtemp(job->folder) == NULL) {
         int code = error_set(error, ERROR_IO, "cannot make the folder %s: %s", job->folder, strerror(errno));
         job->folder[0] = '\0';
@@ -101,7 +101,7 @@ static int start_job(struct bench *bench, struct background *background, struct 
 
 static void remove_folder(const char *folder) {
     DIR *list = folder[0] != '\0' ? opendir(folder) : NULL;
-    char path[400];
+    char path[800];
     for (const struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
         if (entry->d_name[0] != '.')
