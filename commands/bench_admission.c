@@ -86,7 +86,8 @@ int bench_admission(struct bench *bench, struct error *error) {
         if (bench_list_number(depths, i) < 16)
             code = error_set(error, ERROR_INVALID, "admission of depth %s: sequences have at least 16 tokens (--depth)",
                 depths->items[i]);
-    if (code == 0 && (server = bench_server_start(bench->engine, engine_batch_rows(bench->engine), NULL, error)) == NULL)
+    if (code == 0 &&
+        (server = bench_server_start(bench->engine, engine_batch_rows(bench->engine), NULL, error)) == NULL)
         code = error->code;
     for (size_t i = 0; i < depths->count && code == 0; i++)
         code = admission_depth(bench, server, bench_list_number(depths, i), error);

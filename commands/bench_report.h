@@ -39,9 +39,9 @@ struct bench_beside {
     double share_used; /* what it had in the runs beside it */
     double inter_token_ms, inter_token_ms_alone;
     double inter_token_p99_ms, inter_token_p99_ms_alone;
-    double growth;                  /* median over the pairs of the medians' ratio */
-    double growth_allowed;          /* 1 / (1 - share) and 10 % */
-    double tokens_per_second_alone; /* of all streams together; beside training: that of the run */
+    double growth;                     /* median over the pairs of the medians' ratio */
+    double growth_allowed;             /* 1 / (1 - share) and 10 % */
+    double tokens_per_second_alone;    /* of all streams together; beside training: that of the run */
     double training_tokens_per_second; /* computed by the job, per second of its turns; 0: none was told of */
     double first_token_ms;             /* of a request of one token that arrives in idle time, which training uses */
     double first_token_ms_most;
