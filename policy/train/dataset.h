@@ -40,8 +40,8 @@ struct dataset_sequence {
 };
 
 struct dataset; /* opaque */
-/* ERROR_IO, ERROR_FORMAT ("FILE: line N: ..."), ERROR_INVALID (nothing long enough in it), ERROR_MEMORY. file NULL: only
- * generated sequences. */
+/* ERROR_IO, ERROR_FORMAT ("FILE: line N: ..."), ERROR_INVALID (nothing long enough in it), ERROR_MEMORY. file NULL:
+ * only generated sequences. */
 struct dataset *dataset_load(const char *file, const struct dataset_options *options, struct error *error);
 void dataset_free(struct dataset *dataset); /* NULL allowed */
 

@@ -55,8 +55,8 @@ extern const struct train_stage stage_rank, stage_rank_pruned, stage_local, stag
 enum { TRAIN_AGAIN = 1 };
 int train_yield(struct training *training);
 int train_gave_up(struct training *training); /* waits for a turn: 0 or ERROR_CANCELLED */
-/* After ERROR_PAGES, all sequences freed: live requests hold pages, so that the piece of work is worth doing again after
- * train_gave_up. */
+/* After ERROR_PAGES, all sequences freed: live requests hold pages, so that the piece of work is worth doing again
+ * after train_gave_up. */
 bool train_may_wait(const struct training *training);
 /* For arithmetic, while the stage holds no sequences: gives way, pages too. 0 or ERROR_CANCELLED. */
 int train_pause(struct training *training);

@@ -85,8 +85,8 @@ void records_keys(const struct records *records, const struct recorded_head *hea
 /* Numbers that are kept as f16. */
 void records_widen(const uint16_t *from, size_t count, float *to);
 
-/* Mean and scale of the inputs of training->network by head, over all slots (those that depend on the budget over a grid
- * of budgets); content keeps 0 and 1. Gives way between heads. */
+/* Mean and scale of the inputs of training->network by head, over all slots (those that depend on the budget over a
+ * grid of budgets); content keeps 0 and 1. Gives way between heads. */
 int records_normalise(struct training *training, const struct records *records, struct error *error);
 
 /* Means and deviations of keys by head, and all keys whitened by them. Gives way between sequences. */
