@@ -27,7 +27,6 @@ enum { GROUPS_MAX = 10, PROMPTS = 2 /* a step */, STREAM_PARAMETER = 0x50415241 
 #define ROLLOUT_FIRST (UINT64_C(1) << 24)
 static const double budget_deviation = 0.2, weight_deviation = 0.15, floor_deviation = 0.08;
 static const double floor_least = 0.2, floor_most = 1, budget_least = 0.2, budget_most = 3;
-static const double reward_offset = 0.02;
 
 /* The parameters: [groups] budgets, [groups][inputs] weights, then the floor. */
 struct parameters {
@@ -196,29 +195,23 @@ static int learn_prompt(struct parameter_state *state, uint32_t prompt, double *
         return code;
     for (uint32_t i = 0; i < state->students; i++)
         set_student(state, i, ratio, &students[i]);
-    struct rollout_plan plan = {.prompt = data.tokens,
-        .prompt_tokens = data.prompt,
-        .continuation = data.own || data.count < data.prompt + options->rollout ? NULL : data.tokens + data.prompt,
-        .steps = options->rollout,
-        .students = students,
-        .students_count = state->students};
+    struct rollout_plan plan = rollout_plan_of(training, &data, students, state->students);
     code = rollout_run(training, &plan, state->kl, NULL, NULL, error);
-    for (uint32_t i = 0; code == 0 && i < state->students; i++) {
-        double sum = 0;
-        for (uint32_t t = 1; t < options->rollout; t++)
-            sum += state->kl[(size_t)i * options->rollout + t];
-        rewards[i] = -log(sum / (options->rollout - 1) + reward_offset);
-        *reward += rewards[i] / state->students / PROMPTS;
-    }
     for (uint32_t i = 0; i < state->students; i++)
         policy_settings_release(&students[i].settings);
+    if (code != 0)
+        return code;
+    for (uint32_t i = 0; i < state->students; i++) {
+        rewards[i] = rollout_reward(state->kl + (size_t)i * options->rollout, options->rollout);
+        *reward += rewards[i] / state->students / PROMPTS;
+    }
     baseline_leave_one_out(rewards, state->students, advantages);
-    for (uint32_t i = 0; code == 0 && i < state->students; i++)
+    for (uint32_t i = 0; i < state->students; i++)
         for (uint32_t j = 0; j < p->count; j++) {
             double epsilon = state->draws[(size_t)i * p->count + j] / deviation_of(p, j);
             state->gradient[j] += advantages[i] * epsilon / state->students / PROMPTS;
         }
-    return code;
+    return 0;
 }
 
 /* Ascends; steps are in deviations. The moments lie in the optimiser's first places, so that checkpoints hold them. */

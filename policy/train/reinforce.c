@@ -462,13 +462,8 @@ static int roll_out(struct kl_state *state, uint32_t ratio, struct error *error)
         policy_settings_use_network(&students[i].settings, training->network);
         students[i].settings.ratio = options->ratios[ratio];
     }
-    struct rollout_plan plan = {.prompt = data.tokens,
-        .prompt_tokens = data.prompt,
-        .continuation = data.own || data.count < data.prompt + options->rollout ? NULL : data.tokens + data.prompt,
-        .steps = options->rollout,
-        .students = students,
-        .students_count = state->students_count,
-        .entropies = state->entropies};
+    struct rollout_plan plan = rollout_plan_of(training, &data, students, state->students_count);
+    plan.entropies = state->entropies;
     state->prompt = data.prompt;
     reset(state);
     code = rollout_run(training, &plan, state->kl, reset, state, error);

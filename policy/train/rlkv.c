@@ -17,7 +17,6 @@
 enum { STREAM_GATES = 0x47415445, STREAM_MASKS = 0x4741544D };
 /* Sequences of the data set before this one are those of other stages. */
 #define GATES_FIRST (UINT64_C(1) << 27)
-static const double reward_offset = 0.02;
 
 struct gates_state {
     struct training *training;
@@ -184,19 +183,13 @@ static int draw_student(
 
 static int roll_out(struct gates_state *state, struct error *error) {
     struct training *training = state->training;
-    const struct train_options *options = training->options;
     struct rollout_student students[ROLLOUT_STUDENTS_MAX];
     struct dataset_sequence data;
     uint32_t count = 0;
     int code = dataset_sequence(training->dataset, GATES_FIRST + training->stage_step, &data, error);
     for (; code == 0 && count < state->students; count++)
         code = draw_student(state, count, &students[count], error);
-    struct rollout_plan plan = {.prompt = data.tokens,
-        .prompt_tokens = data.prompt,
-        .continuation = data.own || data.count < data.prompt + options->rollout ? NULL : data.tokens + data.prompt,
-        .steps = options->rollout,
-        .students = students,
-        .students_count = state->students};
+    struct rollout_plan plan = rollout_plan_of(training, &data, students, state->students);
     if (code == 0)
         code = rollout_run(training, &plan, state->kl, NULL, NULL, error);
     for (uint32_t i = 0; i < count; i++)
@@ -247,10 +240,7 @@ static int gates_step(struct training *training, struct stage_result *result, st
         return code;
     result->reward = 0;
     for (uint32_t s = 0; s < state->students; s++) {
-        double sum = 0;
-        for (uint32_t t = 1; t < options->rollout; t++)
-            sum += (double)state->kl[(size_t)s * options->rollout + t];
-        rewards[s] = -log(sum / (options->rollout - 1) + reward_offset);
+        rewards[s] = rollout_reward(state->kl + (size_t)s * options->rollout, options->rollout);
         result->reward += rewards[s] / state->students;
     }
     result->entropy = mean_entropy(training->network);

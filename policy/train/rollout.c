@@ -2,9 +2,30 @@
 #include "policy/train/rollout.h"
 
 #include <math.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/kv_cache.h"
+
+static const double reward_offset = 0.02;
+
+struct rollout_plan rollout_plan_of(const struct training *training, const struct dataset_sequence *data,
+    const struct rollout_student *students, uint32_t students_count) {
+    uint32_t steps = training->options->rollout;
+    return (struct rollout_plan){.prompt = data->tokens,
+        .prompt_tokens = data->prompt,
+        .continuation = data->own || data->count < data->prompt + steps ? NULL : data->tokens + data->prompt,
+        .steps = steps,
+        .students = students,
+        .students_count = students_count};
+}
+
+double rollout_reward(const float *kl, uint32_t steps) {
+    double sum = 0;
+    for (uint32_t t = 1; t < steps; t++)
+        sum += (double)kl[t];
+    return -log(sum / (steps - 1) + reward_offset);
+}
 
 /* A rollout at work. */
 struct rollout {

@@ -34,6 +34,13 @@ struct rollout_plan {
     float *entropies; /* [steps] out: of the teacher's distribution at each step but 0, nats; NULL: not wanted */
 };
 
+/* The plan of a sequence of the data set: what follows in it is fed where there is enough of it, else the teacher's own
+ * choices. */
+struct rollout_plan rollout_plan_of(const struct training *training, const struct dataset_sequence *data,
+    const struct rollout_student *students, uint32_t students_count);
+/* The reward of a student as a whole: -ln(mean of kl [steps] but the first + 0.02). */
+double rollout_reward(const float *kl, uint32_t steps);
+
 /* kl [students][steps]: kl[s][0] is 0. 0, TRAIN_AGAIN never (the whole rollout is begun anew inside), else as
  * train_run. reset, if given, is called before a rollout is begun anew, so that `choose` may forget what it recorded.
  */
