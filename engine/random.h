@@ -15,4 +15,7 @@ void random_philox(uint64_t seed, uint32_t stream, uint32_t step, uint64_t index
 /* Uniform in (0, 1): an odd multiple of 2^-24, never 0 or 1. */
 float random_uniform(uint64_t seed, uint32_t stream, uint32_t step, uint64_t index);
 
+/* The same from 52 bits of the first two words: (0, 1), for what a float's 2^-24 would cut off. */
+double random_uniform_fine(uint64_t seed, uint32_t stream, uint32_t step, uint64_t index);
+
 #endif

@@ -171,12 +171,10 @@ static double uniform(void *context, uint32_t head, uint32_t slot) {
     const struct noise *noise = context;
     const struct actor_prune *prune = noise->actor->prune;
     const struct actor_head *of = &noise->heads[head];
-    uint32_t words[4];
     uint64_t heads =
         (uint64_t)noise->actor->options.network->shape.layers * noise->actor->options.network->shape.kv_heads;
     uint64_t index = (prune->prune * heads + of->head) << POSITION_BITS | of->positions[slot];
-    random_philox(noise->actor->options.seed, STREAM_DRAW + prune->student, (uint32_t)prune->step, index, words);
-    return ((double)((uint64_t)words[0] << 20 | words[1] >> 12) + 0.5) * 0x1p-52;
+    return random_uniform_fine(noise->actor->options.seed, STREAM_DRAW + prune->student, (uint32_t)prune->step, index);
 }
 
 /* Heads that compete. Returns the number of groups. */

@@ -105,11 +105,9 @@ struct local_noise {
 
 static double uniform(void *context, uint32_t head, uint32_t slot) {
     const struct local_noise *noise = context;
-    uint32_t words[4];
     (void)head;
-    random_philox(noise->training->options->seed, STREAM_SET + noise->student, (uint32_t)noise->training->stage_step,
-        noise->head << 32 | slot, words);
-    return ((double)((uint64_t)words[0] << 20 | words[1] >> 12) + 0.5) * 0x1p-52;
+    return random_uniform_fine(noise->training->options->seed, STREAM_SET + noise->student,
+        (uint32_t)noise->training->stage_step, noise->head << 32 | slot);
 }
 
 static void protect(const struct training *training, uint32_t slots, struct choice *choice) {

@@ -101,12 +101,9 @@ double ranking_utility(
 
 static void draw_uniforms(
     const struct training *training, uint32_t student, uint32_t head, uint32_t slots, double *uniforms) {
-    for (uint32_t i = 0; i < slots; i++) {
-        uint32_t words[4];
-        random_philox(training->options->seed, STREAM_ORDER + student, (uint32_t)training->stage_step,
-            (uint64_t)head << 32 | i, words);
-        uniforms[i] = ((double)((uint64_t)words[0] << 20 | words[1] >> 12) + 0.5) * 0x1p-52;
-    }
+    for (uint32_t i = 0; i < slots; i++)
+        uniforms[i] = random_uniform_fine(
+            training->options->seed, STREAM_ORDER + student, (uint32_t)training->stage_step, (uint64_t)head << 32 | i);
 }
 
 static void learn(void *context, struct example *example) {
