@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy/safetensors.h"
 
+#include "engine/replace_file.h"
 #include "policy/options.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { LENGTH_SIZE = 8, DIMENSIONS_MAX = 8, QUOTE_SIZE = 64 };
 
@@ -263,72 +262,31 @@ static char *make_header(const json_t *metadata, const struct safetensors_item *
     return out;
 }
 
-static int write_all(int descriptor, const void *bytes, size_t size) {
-    const char *next = bytes;
-    while (size > 0) {
-        ssize_t count = write(descriptor, next, size);
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count < 0)
-            return -1;
-        next += count;
-        size -= (size_t)count;
+/* What a file is written from. */
+struct content {
+    const char *header;
+    size_t header_size;
+    const struct safetensors_item *items;
+    uint32_t count;
+};
+
+static bool write_content(void *context, FILE *out) {
+    const struct content *content = context;
+    bool written = fwrite(content->header, 1, content->header_size, out) == content->header_size;
+    for (uint32_t i = 0; i < content->count && written; i++) {
+        size_t values = count_values(&content->items[i]);
+        written = fwrite(content->items[i].values, sizeof content->items[i].values[0], values, out) == values;
     }
-    return 0;
-}
-
-/* A new file, synced; errno says why not. */
-static int write_file(
-    const char *file, const char *header, size_t header_size, const struct safetensors_item *items, uint32_t count) {
-    int descriptor = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (descriptor < 0)
-        return -1;
-    int failed = write_all(descriptor, header, header_size);
-    for (uint32_t i = 0; i < count && failed == 0; i++)
-        failed = write_all(descriptor, items[i].values, count_values(&items[i]) * sizeof items[i].values[0]);
-    failed = failed != 0 ? failed : fsync(descriptor);
-    int reason = errno;
-    if (close(descriptor) != 0 && failed == 0)
-        return -1;
-    errno = reason;
-    return failed;
-}
-
-/* So that the new name is there after a power failure, too. Changes the text. */
-static int sync_folder(char *file) {
-    char *slash = strrchr(file, '/');
-    if (slash != NULL)
-        slash[slash == file] = '\0';
-    int descriptor = open(slash != NULL ? file : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0)
-        return -1;
-    int failed = fsync(descriptor), reason = errno;
-    close(descriptor);
-    errno = reason;
-    return failed;
+    return written;
 }
 
 int safetensors_save(const char *file, const json_t *metadata, const struct safetensors_item *items, uint32_t count,
     struct error *error) {
-    size_t header_size;
-    char *header = make_header(metadata, items, count, &header_size), *temporary = NULL;
-    int code = 0;
-    if (header == NULL || asprintf(&temporary, "%s.tmp", file) < 0) {
-        code = error_set(error, ERROR_MEMORY, "no memory to write %.200s", file);
-        temporary = NULL;
-        goto end;
-    }
-    if (write_file(temporary, header, header_size, items, count) != 0) {
-        code = error_set(error, ERROR_IO, "cannot write %.200s: %s", temporary, strerror(errno));
-        unlink(temporary);
-    } else if (rename(temporary, file) != 0) {
-        code = error_set(error, ERROR_IO, "cannot rename %.200s to %.200s: %s", temporary, file, strerror(errno));
-        unlink(temporary);
-    } else if (sync_folder(temporary) != 0) {
-        code = error_set(error, ERROR_IO, "cannot sync the folder of %.200s: %s", file, strerror(errno));
-    }
-end:
-    free(temporary);
+    struct content content = {.items = items, .count = count};
+    char *header = make_header(metadata, items, count, &content.header_size);
+    content.header = header;
+    int code = header == NULL ? error_set(error, ERROR_MEMORY, "no memory to write %.200s", file)
+                              : replace_file(file, write_content, &content, error);
     free(header);
     return code;
 }

@@ -5,11 +5,11 @@
 #include "policy/train/checkpoint.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "engine/replace_file.h"
 
 static const char magic[] = "distillcache-training-1\n";
 enum { DESCRIPTION_MAX = 1 << 16 };
@@ -126,61 +126,37 @@ static int refuse_other(const char *file, const char *had, const char *wanted, s
 
 /* ---- files ---- */
 
-static char *state_file(const struct run_state *state, const char *ending) {
+static char *state_file(const struct run_state *state) {
     char *name = NULL;
-    return asprintf(&name, "%s/checkpoint.state%s", state->training.run->directory, ending) < 0 ? NULL : name;
+    return asprintf(&name, "%s/checkpoint.state", state->training.run->directory) < 0 ? NULL : name;
 }
 
-static void sync_directory(const char *directory) {
-    int descriptor = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor >= 0) {
-        fsync(descriptor);
-        close(descriptor);
-    }
-}
+struct writing {
+    const struct run_state *state;
+    char *description;
+};
 
-static bool write_state(const struct run_state *state, FILE *file, char *description) {
+static bool write_state(void *context, FILE *file) {
+    const struct writing *writing = context;
     struct stream stream = {.file = file, .writing = true, .hash = UINT64_C(0xcbf29ce484222325)};
-    uint64_t length = strlen(description);
+    uint64_t length = strlen(writing->description);
     walk_bytes(&stream, (char *)magic, sizeof magic - 1);
     walk_bytes(&stream, &length, sizeof length);
-    walk_bytes(&stream, description, length);
-    walk(&stream, (struct run_state *)state); /* writing changes nothing */
+    walk_bytes(&stream, writing->description, length);
+    walk(&stream, (struct run_state *)writing->state); /* writing changes nothing */
     uint64_t hash = stream.hash;
     walk_bytes(&stream, &hash, sizeof hash);
-    return !stream.failed && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    return !stream.failed;
 }
 
 int checkpoint_save(const struct run_state *state, struct error *error) {
-    char *name = state_file(state, ""), *temporary = state_file(state, ".tmp");
-    char *description = checkpoint_describe(&state->training);
-    FILE *file = NULL;
-    int code = 0;
-    if (name == NULL || temporary == NULL || description == NULL) {
-        code = error_set(error, ERROR_MEMORY, "no memory for a checkpoint");
-        goto out;
-    }
-    file = fopen(temporary, "wbe");
-    bool written = file != NULL && write_state(state, file, description);
-    int cause = errno;
-    if (file != NULL && fclose(file) != 0 && written) {
-        cause = errno;
-        written = false;
-    }
-    if (written && rename(temporary, name) != 0) {
-        cause = errno;
-        written = false;
-    }
-    if (!written) {
-        unlink(temporary);
-        code = error_set(error, ERROR_IO, "cannot write %.300s: %s", name, strerror(cause));
-    } else {
-        sync_directory(state->training.run->directory);
-    }
-out:
+    char *name = state_file(state);
+    struct writing writing = {state, checkpoint_describe(&state->training)};
+    int code = name == NULL || writing.description == NULL
+                   ? error_set(error, ERROR_MEMORY, "no memory for a checkpoint")
+                   : replace_file(name, write_state, &writing, error);
     free(name);
-    free(temporary);
-    free(description);
+    free(writing.description);
     return code;
 }
 
@@ -217,7 +193,7 @@ static int read_state(struct run_state *state, FILE *file, const char *name, con
 }
 
 int checkpoint_load(struct run_state *state, struct error *error) {
-    char *name = state_file(state, ""), *wanted = checkpoint_describe(&state->training);
+    char *name = state_file(state), *wanted = checkpoint_describe(&state->training);
     int code = 0;
     if (name == NULL || wanted == NULL) {
         code = error_set(error, ERROR_MEMORY, "no memory for a checkpoint");

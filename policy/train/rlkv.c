@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy/train/rlkv.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/random.h"
+#include "engine/replace_file.h"
 #include "policy/train/baseline.h"
 #include "policy/train/reinforce.h"
 #include "policy/train/rollout.h"
@@ -93,26 +92,8 @@ static json_t *gates_json(const struct policy_network *network) {
     return root;
 }
 
-static int write_text(const char *file, const char *text, struct error *error) {
-    char *temporary = NULL;
-    if (asprintf(&temporary, "%s.tmp", file) < 0)
-        return error_set(error, ERROR_MEMORY, "no memory to write %.200s", file);
-    FILE *out = fopen(temporary, "we");
-    bool written =
-        out != NULL && fputs(text, out) >= 0 && fputc('\n', out) != EOF && fflush(out) == 0 && fsync(fileno(out)) == 0;
-    int reason = errno;
-    if (out != NULL && fclose(out) != 0 && written) {
-        written = false;
-        reason = errno;
-    }
-    if (written && rename(temporary, file) != 0) {
-        written = false;
-        reason = errno;
-    }
-    if (!written && out != NULL)
-        unlink(temporary);
-    free(temporary);
-    return written ? 0 : error_set(error, ERROR_IO, "cannot write %.200s: %s", file, strerror(reason));
+static bool write_line(void *text, FILE *out) {
+    return fputs(text, out) >= 0 && fputc('\n', out) != EOF;
 }
 
 int rlkv_save(const struct policy_network *network, const char *file, struct error *error) {
@@ -121,7 +102,7 @@ int rlkv_save(const struct policy_network *network, const char *file, struct err
     json_decref(root);
     if (text == NULL)
         return error_set(error, ERROR_MEMORY, "no memory to write %.200s", file);
-    int code = write_text(file, text, error);
+    int code = replace_file(file, write_line, text, error);
     free(text);
     return code;
 }
