@@ -4,7 +4,6 @@
 #include "engine/replace_file.h"
 #include "policy/options.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
