@@ -3,7 +3,9 @@
 
 #include "commands/bench_machine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 uint32_t bench_list_number(const struct string_list *list, size_t i) {
     return (uint32_t)strtoul(list->items[i], NULL, 10);
@@ -33,13 +35,17 @@ struct bench_run *bench_add_run(struct bench *bench, const struct bench_case *wo
 
 int bench_name_case(const struct bench_case *work, int code, struct error *error) {
     struct error cause = *error;
-    char policy[256] = "";
+    char policy[256] = "", size[48];
     if (code == 0)
         return 0;
     if (work->policy != NULL)
         policy_settings_describe(work->policy, policy, sizeof policy);
-    return error_set(error, code, "%s batch %u depth %u%s%s: %.400s%s", work->work, work->batch, work->depth,
-        policy[0] != '\0' ? " " : "", policy, cause.message,
+    if (strcmp(work->work, "prefill") == 0)
+        snprintf(size, sizeof size, "of %u tokens", work->depth);
+    else
+        snprintf(size, sizeof size, "batch %u depth %u", work->batch, work->depth);
+    return error_set(error, code, "%s %s%s%s: %.400s%s", work->work, size, policy[0] != '\0' ? " " : "", policy,
+        cause.message,
         code == ERROR_PAGES || code == ERROR_CONTEXT ? " (--kv-memory sets the pages, --context the limit)" : "");
 }
 

@@ -324,6 +324,15 @@ static int check_policies(enum config_command command, const struct config *conf
     return code;
 }
 
+static int check_repeated(enum config_command command, const struct config *config, struct error *error) {
+    const char *value, *option = command == CONFIG_EVAL ? config_repeated(config, &value) : NULL;
+    char quoted[OPTION_QUOTE_MAX];
+    if (option == NULL)
+        return 0;
+    option_quote(value, quoted);
+    return error_set(error, ERROR_INVALID, "%s %s is given twice", option, quoted);
+}
+
 /* An address that only this machine reaches. */
 static bool is_loopback(const char *host) {
     bool four = strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == strlen(host);
@@ -368,6 +377,8 @@ int config_load(struct config *config, enum config_command command, int argument
         code = check_required(command, config, error);
     if (code == 0 && !config->help)
         code = check_policies(command, config, error);
+    if (code == 0 && !config->help)
+        code = check_repeated(command, config, error);
     if (code == 0 && !config->help && !config->print_config)
         code = check_admin(command, config, error);
 out:

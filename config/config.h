@@ -139,6 +139,10 @@ int config_policies(const struct config *config, const struct trained_policies *
     size_t *count, struct error *error);
 void config_free_policies(struct policy_settings *list, size_t count); /* NULL allowed */
 
+/* The option of an evaluation that says the same twice, and what it says: kv-policy (the same text), kv-ratio or length
+ * (the same number); NULL: none. Two rows of a report would be one. config_load refuses it for eval. */
+const char *config_repeated(const struct config *config, const char **value);
+
 void config_print_help(enum config_command command, FILE *out);
 /* The annotated example file: every option of `serve` with its help as a comment, at its value in config (NULL:
  * defaults). What is printed can be read back. */

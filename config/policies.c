@@ -64,6 +64,31 @@ static int add_policies(
     return code;
 }
 
+/* The first of the items that says what another one says; NULL: they all differ. */
+static const char *find_repeated(const struct string_list *list, bool (*same)(const char *, const char *)) {
+    for (size_t i = 0; i < list->count; i++)
+        for (size_t j = 0; j < i; j++)
+            if (same(list->items[i], list->items[j]))
+                return list->items[i];
+    return NULL;
+}
+
+static bool same_text(const char *a, const char *b) {
+    return strcmp(a, b) == 0;
+}
+
+static bool same_number(const char *a, const char *b) {
+    return strtod(a, NULL) == strtod(b, NULL);
+}
+
+const char *config_repeated(const struct config *config, const char **value) {
+    if ((*value = find_repeated(&config->kv_policy, same_text)) != NULL)
+        return "kv-policy";
+    if ((*value = find_repeated(&config->kv_ratio, same_number)) != NULL)
+        return "kv-ratio";
+    return (*value = find_repeated(&config->length, same_number)) != NULL ? "length" : NULL;
+}
+
 /* A budget is a part or a number. */
 static int check_budgets(const struct config *config, struct error *error) {
     if (config->kv_tokens > 0 && config->kv_ratio.count > 0)

@@ -156,12 +156,13 @@ static void spread_layers(const struct budget_input *input, uint32_t all, uint32
     }
 }
 
-/* From 2R - R/beta in the first layer to R/beta in the last, R the budget beyond the window; a layer cannot use more
- * than the tokens there are, then the line is flatter. */
+/* From 2R - R/beta in the first layer to R/beta in the last, R the budget beyond the window (beta below 1: it rises); a
+ * layer cannot use more than the tokens there are, then the line is flatter. */
 static void allocate_pyramid(const struct budget_input *input, uint32_t budget, uint32_t *budgets) {
     uint32_t window = min_u32(input->settings->window, budget / 2), rest = budget - window;
     uint32_t room = max_u32(input->seen > window ? input->seen - window : 0, rest);
     double top = fmin(2.0 * rest - rest / (double)input->settings->beta, room);
+    top = fmax(top, 2.0 * rest - room);
     struct weights line = {.first = top, .fall = 2 * top - 2.0 * rest, .count = input->layers};
     share_out(&line, (uint64_t)input->layers * rest, room, budgets);
     spread_layers(input, window, budgets);

@@ -70,7 +70,7 @@ static const struct option options[] = {
     {"kernel", OPTION_KERNEL, KIND_ODD, FIELD(kernel), 1, 255, false, {0}, "positions that are pooled"},
     {"history", OPTION_HISTORY, KIND_COUNT, FIELD(history), 1, STATISTIC_ABOVE_BITS, false, {0},
         "last queries that are counted"},
-    {"beta", OPTION_BETA, KIND_NUMBER, FIELD(beta), 1, 1e6, false, {0},
+    {"beta", OPTION_BETA, KIND_NUMBER, FIELD(beta), 0.5, 1e6, false, {0},
         "the last layer gets 1/beta of the mean budget beyond the window"},
     {"gamma", OPTION_GAMMA, KIND_NUMBER, FIELD(gamma), 0, 1e6, false, {0}, "weight of the variance"},
     {"tau1", OPTION_TAU, KIND_NUMBER, FIELD(tau1), 0.01, 100, false, {0},

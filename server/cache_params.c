@@ -148,6 +148,18 @@ static int cache_params_resolve(
     return code == 0 ? 0 : fault_invalid(fault, value ? "kv_cache" : "kv_cache.policy", "kv_cache: %s", error.message);
 }
 
+/* null asks for nothing, whichever policy the option is of; a name that there is not is wrong all the same. */
+static int cache_params_set_null(struct policy_settings *settings, const char *option, struct fault *fault) {
+    char name[80];
+    struct error error;
+    for (uint32_t i = 0; i < policy_options_count(); i++)
+        if (strcmp(option, policy_option_name(i)) == 0)
+            return 0;
+    cache_params_name(option, name);
+    policy_settings_set(settings, option, "", false, &error); /* fails: its message lists the names */
+    return fault_invalid(fault, name, "%s: %s", name, error.message);
+}
+
 static int cache_params_read_object(
     const json_t *object, const struct parse_context *context, struct policy_settings *settings, struct fault *fault) {
     const char *option;
@@ -159,9 +171,10 @@ static int cache_params_read_object(
     if (cache_params_begin(field_get(object, "policy"), context, settings, fault) != 0)
         return -1;
     json_object_foreach((json_t *)object, option, value) {
-        if (json_is_null(value) || strcmp(option, "policy") == 0)
+        if (strcmp(option, "policy") == 0)
             continue;
-        if (cache_params_set(settings, option, value, fault) != 0)
+        if (json_is_null(value) ? cache_params_set_null(settings, option, fault) != 0
+                                : cache_params_set(settings, option, value, fault) != 0)
             return -1;
     }
     if (policy_settings_check(settings, &error) != 0)

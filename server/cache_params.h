@@ -13,8 +13,8 @@
  *
  * Without a policy, or with the server's own one, the fields change the server's settings; another policy starts from
  * its own defaults. "distillcache:NAME" is a trained policy by its name (policy_table.h). null is the same as an absent
- * field. Options that name files are the server's alone. Random decisions of a policy follow the request's seed, unless
- * the option `seed` is given and not 0.
+ * field, but for names that there are not. Options that name files are the server's alone. Random decisions of a policy
+ * follow the request's seed, unless the option `seed` is given and not 0.
  */
 #ifndef SERVER_CACHE_PARAMS_H
 #define SERVER_CACHE_PARAMS_H

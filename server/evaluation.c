@@ -105,6 +105,16 @@ static int evaluation_read_policies(
     return 0;
 }
 
+static int evaluation_check_repeated(const struct config *config, struct fault *fault) {
+    const char *value, *option = config_repeated(config, &value), *name = "policies";
+    if (option == NULL)
+        return 0;
+    for (size_t i = 0; i < sizeof evaluation_fields / sizeof evaluation_fields[0]; i++)
+        if (strcmp(evaluation_fields[i].option, option) == 0)
+            name = evaluation_fields[i].name;
+    return fault_invalid(fault, name, "%s: %.80s is given twice", name, value);
+}
+
 /* What the budgets and policies give together. */
 static int evaluation_check(const struct config *config, const struct trained_policies *trained, struct fault *fault) {
     struct policy_settings *list = NULL;
@@ -133,6 +143,8 @@ int evaluation_config(const json_t *request, const struct trained_policies *trai
     if (file != NULL && evaluation_set(config, "data", file, "data", fault) != 0)
         return -1;
     if (evaluation_read_policies(request, trained, config, fault) != 0)
+        return -1;
+    if (evaluation_check_repeated(config, fault) != 0)
         return -1;
     return evaluation_check(config, trained, fault);
 }

@@ -91,6 +91,26 @@ static int creation_value_text(const char *name, const json_t *value, char out[V
     return 0;
 }
 
+static int creation_set(struct creation *creation, const char *name, const char *value, struct fault *fault) {
+    struct error error;
+    if (train_options_set(&creation->options, name, value, &error) == 0)
+        return 0;
+    return error.code == ERROR_MEMORY ? fault_memory(fault) : fault_invalid(fault, name, "%s", error.message);
+}
+
+/* Names of the table, `steps`, and those of OpenAI's jobs, which are left at "auto" here. */
+static bool creation_knows(const char *name) {
+    static const char *const others[] = {"steps", "n_epochs", "batch_size", "learning_rate_multiplier", "beta",
+        "compute_multiplier", "eval_interval", "eval_samples", "reasoning_effort"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (strcmp(name, others[i]) == 0)
+            return true;
+    for (uint32_t i = 0; i < train_options_count(); i++)
+        if (strcmp(name, train_option_name(i)) == 0)
+            return true;
+    return false;
+}
+
 /* Remembers the texts of an object of hyperparameters. */
 static int creation_gather(struct creation *creation, const json_t *object, const char *where, struct fault *fault) {
     const char *name;
@@ -101,21 +121,17 @@ static int creation_gather(struct creation *creation, const json_t *object, cons
     if (!json_is_object(object))
         return fault_invalid(fault, where, "%s must be an object, not %s", where, field_type(object));
     json_object_foreach((json_t *)object, name, value) {
-        if (json_is_null(value) || (json_is_string(value) && strcmp(json_string_value(value), "auto") == 0))
+        if (json_is_null(value) || (json_is_string(value) && strcmp(json_string_value(value), "auto") == 0)) {
+            if (!creation_knows(name))
+                return creation_set(creation, name, "auto", fault); /* fails: its message lists the names */
             continue;
+        }
         if (creation_value_text(name, value, text, fault) != 0)
             return -1;
         if (json_object_set_new(creation->chosen, name, json_string(text)) != 0)
             return fault_memory(fault);
     }
     return 0;
-}
-
-static int creation_set(struct creation *creation, const char *name, const char *value, struct fault *fault) {
-    struct error error;
-    if (train_options_set(&creation->options, name, value, &error) == 0)
-        return 0;
-    return error.code == ERROR_MEMORY ? fault_memory(fault) : fault_invalid(fault, name, "%s", error.message);
 }
 
 static int creation_set_steps(struct creation *creation, const char *text, struct fault *fault) {

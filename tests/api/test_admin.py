@@ -237,6 +237,8 @@ def test_uploads_of_many_at_once(admin):
     ({"training_file": "FILE", "hyperparameters": {"hidden": [[1]]}}, 400, "hidden"),
     ({"training_file": "FILE", "hyperparameters": {"method": "magic"}}, 400, "method"),
     ({"training_file": "FILE", "hyperparameters": {"steps": 0}}, 400, "steps"),
+    ({"training_file": "FILE", "hyperparameters": {"nonsense": None}}, 400, "nonsense"),
+    ({"training_file": "FILE", "hyperparameters": {"nonsense": "auto"}}, 400, "nonsense"),
     ({"training_file": "FILE", "integrations": [{"type": "wandb"}]}, 400, "integrations"),
     ({"training_file": "FILE", "metadata": {"a": 1}}, 400, "metadata"),
     ({"training_file": "FILE", "metadata": {str(i): "x" for i in range(17)}}, 400, "metadata"),
@@ -295,7 +297,8 @@ def test_methods_that_are_not_allowed(admin, method, path):
     ({"task": "kl", "policies": ["distillcache,network=/etc/passwd"]}, "policies"),
     ({"task": "kl", "policies": ["rlkv,gates=/etc/passwd"]}, "policies"),
     ({"task": "kl", "ratios": [2]}, "ratios"), ({"task": "kl", "ratios": ["x"]}, "ratios"),
-    ({"task": "kl", "lengths": [-1]}, "lengths"), ({"task": "kl", "limit": "many"}, "limit"),
+    ({"task": "kl", "policies": ["h2o", "tova", "h2o"]}, "policies"), ({"task": "kl", "ratios": [0.5, 0.5]}, "ratios"),
+    ({"task": "kl", "lengths": [64, 64]}, "lengths"), ({"task": "kl", "lengths": [-1]}, "lengths"), ({"task": "kl", "limit": "many"}, "limit"),
     ({"task": "kl", "query_aware": 3}, "query_aware"), ({"task": "kl", "data": "file-none"}, "data"),
     ({"task": "kl", "metadata": []}, "metadata")])
 def test_wrong_evaluations(admin, body, param):

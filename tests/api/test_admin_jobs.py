@@ -52,7 +52,7 @@ def test_the_client_of_openai(admin):
 
 def test_hyperparameters_from_both_places(admin):
     file = admin.upload()
-    body = {"training_file": file, "hyperparameters": {"ratios": [0.5, 0.25], "hidden": "auto", "entropy": None, **TINY},
+    body = {"training_file": file, "hyperparameters": {"ratios": [0.5, 0.25], "hidden": "auto", "entropy": None, "n_epochs": "auto", **TINY},
             "method": {"type": "reinforcement", "reinforcement": {"hyperparameters": {"seed": 5, "rank_steps": 2}}}}
     job = admin.ok("POST", "/training/jobs", body)
     options = job["hyperparameters"]

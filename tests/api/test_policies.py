@@ -413,7 +413,8 @@ WRONG = [
     ({"policy": "snapkv", "window": 0}, "kv_cache.window"), ({"policy": "snapkv", "decode": "stop"}, "kv_cache.decode"),
     ({"policy": "streaming", "positions": 1}, "kv_cache.positions"), ({"policy": "h2o", "scope": "all"}, "kv_cache.scope"),
     ({"policy": "rlkv", "gates": "/etc/passwd"}, "kv_cache.gates"), ({"policy": "h2o", "nonsense": 1}, "kv_cache.nonsense"),
-    ({"window": 8}, "kv_cache.window")]
+    ({"window": 8}, "kv_cache.window"), ({"nonsense": None}, "kv_cache.nonsense"),
+    ({"policy": "h2o", "nonsense": None}, "kv_cache.nonsense")]
 
 
 @pytest.mark.parametrize("kv_cache, param", WRONG, ids=lambda value: json.dumps(value)[:40])

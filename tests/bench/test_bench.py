@@ -164,9 +164,10 @@ def test_work_that_does_not_fit_is_an_error_that_says_what():
                      "--pairs", "1")
     assert done.returncode == 1
     assert "decode batch 3 depth 256" in done.stderr and "--kv-memory" in done.stderr
-    done = run_bench("--json", "--prefill", "100000")
-    assert done.returncode == 1
-    assert "prefill" in done.stderr and "100000" in done.stderr
+    for options in ((), ("--kv-policy", "streaming")):
+        done = run_bench("--json", "--prefill", "100000", *options)
+        assert done.returncode == 1
+        assert "prefill of 100000 tokens" in done.stderr and "depth" not in done.stderr
 
 
 def test_policies_and_ratios_are_options():

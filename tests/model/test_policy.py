@@ -181,6 +181,16 @@ def test_pyramid_budgets():
             assert min(budgets) >= seen
 
 
+def test_pyramid_budgets_that_rise():
+    """Below 1, beta turns the pyramid of 1 / (2 - 1 / beta) over; with 1 there is none."""
+    for seen, tokens in ((3000, 200), (1000, 600), (1000, 999), (40, 100)):
+        upright, over, level = run_tool([{"op": "allocate", "policy": f"pyramidkv,tokens={tokens},beta={beta}",
+                                          "layers": 30, "kv_heads": 1, "seen": seen} for beta in (2.5, 0.625, 1)])
+        assert sum(over) == sum(level) == 30 * tokens and set(level) == {tokens}
+        assert over == sorted(over) and all(abs(a - b) <= 1 for a, b in zip(over, reversed(upright)))
+        assert max(over) <= max(seen, tokens) and (over[0] < over[-1] or tokens >= seen)
+
+
 def test_cake_budgets():
     rng = np.random.default_rng(SEED + 5)
     cases = []
