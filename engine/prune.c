@@ -294,7 +294,7 @@ static int gate_heads(struct prune_job *job) {
     for (uint32_t i = 0; i < heads; i++)
         most = job->slots[i] > most ? job->slots[i] : most;
     float *gates = malloc(heads * sizeof *gates);
-    uint64_t *sums = malloc(most * sizeof *sums);
+    uint32_t *sums = malloc(most * sizeof *sums);
     if (gates == NULL || sums == NULL) {
         free(gates);
         free(sums);
@@ -302,7 +302,7 @@ static int gate_heads(struct prune_job *job) {
     }
     for (uint32_t i = 0; i < heads; i++) {
         engine_operations(engine)->download(
-            engine->backend, sums, eviction->statistics->heads[i].sum, job->slots[i] * sizeof *sums);
+            engine->backend, sums, eviction->statistics->heads[i].window_sum, job->slots[i] * sizeof *sums);
         gates[i] = head_gate_from_attention(sums, positions_of(engine, job->sequence, i), job->slots[i], job->seen);
     }
     free(sums);

@@ -277,7 +277,7 @@ void budget_allocate(const struct budget_input *input, uint32_t *budgets) {
             budgets[i] = budget;
 }
 
-float head_gate_from_attention(const uint64_t *sums, const uint32_t *positions, uint32_t slots, uint32_t seen) {
+float head_gate_from_attention(const uint32_t *sums, const uint32_t *positions, uint32_t slots, uint32_t seen) {
     uint32_t recent_from = seen > HEAD_GATE_RECENT ? seen - HEAD_GATE_RECENT : 0;
     uint64_t all = 0, outside = 0;
     for (uint32_t i = 0; i < slots; i++) {

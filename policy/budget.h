@@ -53,10 +53,11 @@ struct head_gates *head_gates_parse(const char *text, size_t bytes, const char *
 struct head_gates *head_gates_take(struct head_gates *gates); /* one more reference (any thread); NULL: NULL */
 void head_gates_release(struct head_gates *gates);            /* one less; NULL allowed */
 
-/* Gate of a head without a file, at the first prune: the share of its accumulated attention (STATISTIC_SUM) that lies
- * outside the first HEAD_GATE_SINKS and the last HEAD_GATE_RECENT tokens, in [0, 1]; 0 without any attention. A head
- * that looks there needs its cache. Empty slots are skipped. */
+/* Gate of a head without a file, at the first prune: the share of the last queries' attention (the sums of
+ * STATISTIC_WINDOW) that lies outside the first HEAD_GATE_SINKS and the last HEAD_GATE_RECENT tokens, in [0, 1]; 0
+ * without any attention. A head that looks there needs its cache. Not the attention of all queries: of a head that
+ * looks at its neighbours alone, nearly all lies there too. Empty slots are skipped. */
 enum { HEAD_GATE_SINKS = 16, HEAD_GATE_RECENT = 64 };
-float head_gate_from_attention(const uint64_t *sums, const uint32_t *positions, uint32_t slots, uint32_t seen);
+float head_gate_from_attention(const uint32_t *sums, const uint32_t *positions, uint32_t slots, uint32_t seen);
 
 #endif

@@ -8,7 +8,7 @@
 #include "policy/policies.h"
 
 static uint32_t need_gates(const struct policy_settings *settings, bool first) {
-    return first && settings->gates == NULL ? STATISTIC_SUM : 0;
+    return first && settings->gates == NULL ? STATISTIC_WINDOW : 0;
 }
 
 static void set_rlkv_defaults(struct policy_settings *settings) {

@@ -142,7 +142,7 @@ static void test_gate_texts(void **state) {
 static void test_gates_from_attention(void **state) {
     (void)state;
     enum { SEEN = 200 };
-    uint64_t sums[SEEN] = {0};
+    uint32_t sums[SEEN] = {0};
     uint32_t positions[SEEN];
     for (uint32_t i = 0; i < SEEN; i++)
         positions[i] = SEEN - 1 - i; /* slots are in no order */

@@ -6,8 +6,8 @@ Choices, beside those of policies.py:
     layer x NKV + head): ((first word >> 9) + 0.5) / 2^23. The highest stay.
  2. Decode steps are counted from the end of the prompt: a prune follows steps m, 2m, ... (interval m).
  3. prefill_prune_every N: a prune at positions N, 2N, ... of the prompt with the budget of that L, and one at its end.
- 4. Gates from attention, at the first prune: the share of a head's accumulated attention that lies on tokens at positions >= 16 and
-    before the last 64. Equal gates favour the lower layer, then the lower head.
+ 4. Gates from attention, at the first prune: of the attention of the last w queries, the share that lies on tokens at positions >= 16
+    and before the last 64. Equal gates favour the lower layer, then the lower head.
  5. rlkv: round(sparsity x heads) heads with the lowest gates hold 16 sinks and the 64 most recent tokens; the others everything.
  6. hybrid: f = min(0.2, r / 2); floor(f x heads) heads keep everything, the others share what the total leaves equally (rounded down)
     and are scored by the base policy.
@@ -42,7 +42,7 @@ def uniform(seed, stream, step, index):
 
 
 def head_gate(total, positions, seen):
-    """Share of accumulated attention outside sinks and recent tokens."""
+    """Share of the window's attention outside sinks and recent tokens."""
     outside = (positions >= GATE_SINKS) & (positions < seen - GATE_RECENT)
     return total[outside].sum() / total.sum() if total.sum() > 0 else 0.0
 
@@ -108,7 +108,7 @@ class ScheduledSequence(Sequence):
     def head_gates(self):
         """[layers, heads], from the file or fixed at the first prune."""
         if self.gates is None:
-            self.gates = [[head_gate(stats.total, head.positions, self.cache.seen) for head, stats in zip(heads, layer.heads)]
+            self.gates = [[head_gate(stats.window_mean().sum(0), head.positions, self.cache.seen) for head, stats in zip(heads, layer.heads)]
                           for heads, layer in zip(self.cache.heads, self.stats)]
         return np.asarray(self.gates, np.float32)
 
