@@ -322,6 +322,8 @@ int eval_plot_write(const char *folder, const struct eval_setup *setup, const st
         if (code == 0 && setup->lengths_count > 1)
             code = plot_length(folder, setup, rows, &values[i], error);
     }
+    for (uint32_t length = 0; length < setup->lengths_count && code == 0; length++)
+        code = plot_positions(folder, setup, rows, length, error);
     if (code == 0)
         code = plot_retained(folder, setup, results, error);
     return code == 0 ? plot_depth(folder, setup, rows, error) : code;

@@ -5,6 +5,8 @@
  *   length-VALUE.svg          VALUE against the context's length, when there are several
  *   retained-POLICY.svg       which positions of the prompt (columns) each layer (rows) keeps after the prune, a map a
  *                             budget; from the longest length
+ *   positions-LENGTH.svg      part of layers and heads that keep the first tokens and, by distance from the end, the
+ *                             others (positions.h), one line a policy and budget
  *   depth-POLICY.svg          score by depth (rows) and length (columns), a map a budget; for tasks with depths
  *   kept-POLICY.html          the first prompt as text, the darker the more layers and heads keep the token
  * Characters of a policy's name other than letters, digits, '.', '-' are '_' in file names.

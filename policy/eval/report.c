@@ -87,6 +87,7 @@ static json_t *row_json(const struct eval_setup *setup, const struct eval_row *r
     failed |= set_number(object, "kv_tokens_seen", row->tokens_seen);
     failed |= set_number(object, "kv_bytes", row->bytes);
     failed |= set_number(object, "kv_bytes_full", row->bytes_full);
+    failed |= eval_positions_write(object, &row->positions);
     if (failed != 0) {
         json_decref(object);
         return NULL;
@@ -163,6 +164,9 @@ static void print_row(const struct eval_report *report, const struct eval_row *r
         print_kl_row(row, out);
     else
         print_answer_row(row, out);
+    if (row->positions.present)
+        fprintf(out, "  %3.0f/%3.0f/%3.0f %%", 100 * row->positions.sinks, 100 * row->positions.between,
+            100 * row->positions.recent);
     fprintf(out, "  %7.1f/%.0f %8.2f/%.2f MB %7.0f tok/s\n", row->tokens_kept, row->tokens_seen, row->bytes / 1e6,
         row->bytes_full / 1e6, row->tokens_per_second);
 }
@@ -173,7 +177,7 @@ static void print_legend(const struct eval_report *report, FILE *out) {
         unclaimed = unclaimed || (report->rows->list[i].has_score && !report->rows->list[i].claimed);
     if (!report->setup->answers) {
         fputs("columns: policy, budget, length, n, KL [95 %], geometric KL, top-1 agreement, perplexity and how many "
-              "times full's, tokens kept/seen, KV held/full\n",
+              "times full's, kept of the prompt's first 4 tokens/between/last 32, tokens kept/seen, KV held/full\n",
             out);
         return;
     }
@@ -182,7 +186,7 @@ static void print_legend(const struct eval_report *report, FILE *out) {
         out);
     for (int kind = 0; kind < EVAL_ERROR_KINDS; kind++)
         fprintf(out, "%s%s", kind == 0 ? "" : "/", eval_error_name((enum eval_error)kind));
-    fputs(", tokens kept/seen, KV held/full\n", out);
+    fputs(", kept of the prompt's first 4 tokens/between/last 32, tokens kept/seen, KV held/full\n", out);
     if (unclaimed)
         fputs("* full does not beat chance by 15 points here: no claim is made about the score\n", out);
 }
@@ -250,6 +254,8 @@ static void print_csv_row(const struct eval_setup *setup, const struct eval_row 
     print_numbers(out, row->has_output, &row->length_ratio, 1);
     print_numbers(out, true,
         (double[]){row->tokens_per_second, row->tokens_kept, row->tokens_seen, row->bytes, row->bytes_full}, 5);
+    print_numbers(out, row->positions.present,
+        (double[]){row->positions.sinks, row->positions.between, row->positions.recent}, 3);
     fputc('\n', out);
 }
 
@@ -259,7 +265,7 @@ void eval_report_csv(const struct eval_report *report, FILE *out) {
           "score_difference_high,chance,claimed,full_right,right,repetitive,over_length,wrong,gold_logprob,"
           "gold_logprob_low,gold_logprob_high,gold_logprob_full,gold_logprob_difference,gold_logprob_difference_low,"
           "gold_logprob_difference_high,length_ratio,tokens_per_second,kv_tokens_kept,kv_tokens_seen,kv_bytes,"
-          "kv_bytes_full\n",
+          "kv_bytes_full,kept_sinks,kept_between,kept_recent\n",
         out);
     for (size_t i = 0; i < report->rows->count; i++)
         print_csv_row(report->setup, &report->rows->list[i], out);

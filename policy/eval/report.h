@@ -8,10 +8,11 @@
  *              "score", "score_ci", "score_full", "score_difference", "score_difference_ci", "chance", "claimed",
  *              "gold_logprob", "gold_logprob_ci", "gold_logprob_full", "gold_logprob_difference",
  *              "gold_logprob_difference_ci", "length_ratio", "full_right", "errors": {"right", "repetitive", ...},
- *              "tokens_per_second", "kv_tokens_kept", "kv_tokens_seen", "kv_bytes", "kv_bytes_full"}],
+ *              "tokens_per_second", "kv_tokens_kept", "kv_tokens_seen", "kv_bytes", "kv_bytes_full",
+ *              "kept_sinks", "kept_recent", "kept_between", "kept_first": [...], "kept_distance": [...]}],
  *    "groups": [the same with "group"]}
  * What a task does not measure is absent; a number that is not finite is null. `full` is a row of its own. "complete"
- * is false when the evaluation was stopped. kv_bytes counts pages and statistics.
+ * is false when the evaluation was stopped. kv_bytes counts pages and statistics. kept_*: positions.h.
  */
 #ifndef POLICY_EVAL_REPORT_H
 #define POLICY_EVAL_REPORT_H

@@ -9,6 +9,7 @@
 
 #include "policy/eval/item.h"
 #include "policy/eval/metrics.h"
+#include "policy/eval/positions.h"
 #include "policy/policy.h"
 
 enum { KEPT_BINS = 16 }; /* of positions, in maps of what was retained */
@@ -64,6 +65,7 @@ struct eval_result {
     double seconds;  /* its share of batches by rows */
     char *output;    /* text of the answer; NULL: none */
     char *kept;      /* [layers * KEPT_BINS] '0' + 0..63: part of the prompt's tokens kept by the prune; NULL: none */
+    struct eval_positions positions; /* kept by that prune; as `kept`, of the item's first part only */
 };
 
 struct eval_results {

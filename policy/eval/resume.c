@@ -84,6 +84,7 @@ static json_t *result_json(const struct eval_setup *setup, const struct eval_res
     failed |= json_object_set_new(line, "kv_bytes_full", number_json(result->bytes_full));
     failed |= json_object_set_new(line, "tokens", json_integer(result->tokens));
     failed |= json_object_set_new(line, "seconds", number_json(result->seconds));
+    failed |= eval_positions_write(line, &result->positions);
     if (result->kept != NULL)
         failed |= json_object_set_new(line, "kept", json_string(result->kept));
     if (failed != 0) {
@@ -177,6 +178,7 @@ static void read_measured(const json_t *line, struct eval_result *result) {
     result->bytes_full = number_of(line, "kv_bytes_full");
     result->tokens = count_of(line, "tokens");
     result->seconds = number_of(line, "seconds");
+    eval_positions_read(line, &result->positions);
 }
 
 static void copy_text(const json_t *line, const char *name, char *out, size_t size) {

@@ -224,6 +224,13 @@ static void fill_score(const struct slice *slice, uint64_t seed, struct eval_row
     }
 }
 
+static void fill_positions(const struct slice *slice, struct eval_row *row) {
+    struct eval_positions_sum sum = {0};
+    for (size_t i = 0; i < slice->count; i++)
+        eval_positions_add(&sum, &slice->pairs[i]->own->positions);
+    eval_positions_mean(&sum, &row->positions);
+}
+
 static void fill_row(const struct slice *slice, uint64_t seed, struct eval_row *row) {
     const struct eval_result *first = slice->pairs[0]->own;
     double tokens = 0, seconds = 0;
@@ -253,6 +260,7 @@ static void fill_row(const struct slice *slice, uint64_t seed, struct eval_row *
     row->tokens_seen = mean_of(slice, seen_of);
     row->bytes = mean_of(slice, bytes_of);
     row->bytes_full = mean_of(slice, full_bytes_of);
+    fill_positions(slice, row);
 }
 
 /* ---- all rows ---- */

@@ -32,6 +32,7 @@ struct eval_row {
     double length_ratio; /* mean over items of output tokens against full's */
     double tokens_per_second;
     double tokens_kept, tokens_seen, bytes, bytes_full; /* means */
+    struct eval_positions positions;                    /* the same */
 };
 
 struct eval_rows {

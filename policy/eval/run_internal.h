@@ -42,7 +42,8 @@ struct lane {
     struct branch branches[BRANCHES];
     double seconds;
     uint32_t tokens;
-    char *kept;
+    char *kept; /* these two: of the prompt */
+    struct eval_positions positions;
     struct sequence_memory memory; /* of the first branch, at its end */
 };
 

@@ -46,13 +46,11 @@ static void fill_map(const uint16_t *counts, uint32_t layers, uint32_t kv_heads,
     }
 }
 
-static void fill_shares(const uint16_t *counts, uint32_t layers, uint32_t heads, uint32_t tokens, uint8_t *shares) {
-    for (uint32_t i = 0; i < tokens; i++) {
-        uint32_t sum = 0;
+/* Over all layers: sums [tokens]. */
+static void sum_layers(const uint16_t *counts, uint32_t layers, uint32_t tokens, uint32_t *sums) {
+    for (uint32_t i = 0; i < tokens; i++)
         for (uint32_t layer = 0; layer < layers; layer++)
-            sum += counts[(size_t)layer * tokens + i];
-        shares[i] = (uint8_t)((255 * sum + heads / 2) / heads);
-    }
+            sums[i] += counts[(size_t)layer * tokens + i];
 }
 
 int record_kept(struct eval_run *run, struct lane *lane, struct error *error) {
@@ -60,18 +58,22 @@ int record_kept(struct eval_run *run, struct lane *lane, struct error *error) {
     uint32_t tokens = sequence_length(lane->sequence);
     uint8_t **shares = run->work->kept != NULL ? &run->work->kept[lane->variant] : NULL;
     uint16_t *counts = count_kept(run, lane->sequence, tokens);
+    uint32_t *sums = calloc(tokens, sizeof *sums);
     lane->kept = calloc((size_t)shape->layers * KEPT_BINS + 1, 1);
     if (shares != NULL && *shares == NULL)
         *shares = calloc(tokens, 1);
     int code = 0;
-    if (counts == NULL || lane->kept == NULL || (shares != NULL && *shares == NULL)) {
+    if (counts == NULL || sums == NULL || lane->kept == NULL || (shares != NULL && *shares == NULL)) {
         code = error_set(error, ERROR_MEMORY, "no memory for the positions kept of %u tokens", tokens);
     } else {
         fill_map(counts, shape->layers, shape->kv_heads, tokens, lane->kept);
-        if (shares != NULL)
-            fill_shares(counts, shape->layers, run->heads, tokens, *shares);
+        sum_layers(counts, shape->layers, tokens, sums);
+        eval_positions_measure(sums, tokens, run->heads, &lane->positions);
+        for (uint32_t i = 0; shares != NULL && i < tokens; i++)
+            (*shares)[i] = (uint8_t)((255 * sums[i] + run->heads / 2) / run->heads);
     }
     free(counts);
+    free(sums);
     return code;
 }
 
@@ -96,7 +98,8 @@ static void fill_common(
         .seconds = lane->seconds};
 }
 
-static void take_map(struct lane *lane, struct eval_result *result) {
+static void take_kept(struct lane *lane, struct eval_result *result) {
+    result->positions = lane->positions;
     result->kept = lane->kept;
     lane->kept = NULL;
 }
@@ -114,7 +117,7 @@ static int emit_kl(struct eval_run *run, struct lane *lane, struct error *error)
         result.loss = mean(branch->loss, branch->steps);
         result.loss_full = mean(run->full_loss[part], branch->steps);
         if (part == 0)
-            take_map(lane, &result);
+            take_kept(lane, &result);
         code = run->options.emit(run->options.context, &result, error);
     }
     return code;
@@ -143,7 +146,7 @@ static int emit_answer(struct eval_run *run, struct lane *lane, struct error *er
     result.output = strndup(text, bytes);
     if (result.output == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for an answer");
-    take_map(lane, &result);
+    take_kept(lane, &result);
     snprintf(result.group, sizeof result.group, "%s", item->group != NULL ? item->group : "");
     snprintf(result.gold, sizeof result.gold, "%s", item->answers_count > 0 ? item->answers[0] : "");
     result.output_tokens = answer->generated;

@@ -25,7 +25,7 @@ MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
 TIMEOUT_S = 300
 LAYERS, KV_HEADS = 30, 3
 ROW_KEYS = {"task", "kv_policy", "kv_ratio", "length", "n", "tokens_per_second", "kv_tokens_kept", "kv_tokens_seen",
-            "kv_bytes", "kv_bytes_full"}
+            "kv_bytes", "kv_bytes_full", "kept_sinks", "kept_recent", "kept_between", "kept_first", "kept_distance"}
 KL_KEYS = {"kl", "kl_ci", "kl_geometric", "top1", "perplexity", "perplexity_full", "perplexity_increase"}
 ANSWER_KEYS = {"score", "score_ci", "score_full", "score_difference", "score_difference_ci", "chance", "claimed",
                "full_right", "errors", "gold_logprob", "gold_logprob_ci", "gold_logprob_full", "gold_logprob_difference",
@@ -123,6 +123,19 @@ def test_budget_is_what_is_held(kl, needle):
         assert row["length"] * 0.8 < row["kv_tokens_seen"] <= row["length"] + 10
 
 
+def test_kept_positions_are_those_of_streaming(kl):
+    """What streaming with 8 sinks holds of a prompt of 160 tokens is known without running it."""
+    for row in (r for r in kl["rows"] if r["kv_policy"] == "streaming,sinks=8"):
+        recent = max(math.floor(row["kv_ratio"] * 160), 32) - 8
+        kept = [p < 8 or p >= 160 - recent for p in range(160)]
+        assert row["kept_sinks"] == 1 and row["kept_first"] == [1] * 8
+        assert row["kept_recent"] == pytest.approx(np.mean(kept[-32:]))
+        assert row["kept_between"] == pytest.approx(np.mean(kept[4:-32]))
+        distances = [range(1, 2)] + [range(2 ** n // 2 + 1, min(2 ** n, 152) + 1) for n in range(1, 9)]
+        assert row["kept_distance"] == pytest.approx([np.mean([kept[-d] for d in some]) for some in distances])
+    assert kl["rows"][0]["kept_between"] == 1 and set(kl["rows"][0]["kept_distance"]) == {1}
+
+
 def test_table_has_the_same_rows(needle, folder):
     done = run_eval(*NEEDLE, "--resume", folder / "needle.jsonl")
     assert done.returncode == 0
@@ -143,9 +156,9 @@ def test_csv_says_the_same(needle, folder):
 def test_plots_are_xml(needle, kl, folder):
     names = {p.name for p in (folder / "needle").iterdir()}
     assert {"budget-score-200.svg", "budget-score-320.svg", "budget-gold_logprob-320.svg", "length-score.svg",
-            "retained-h2o.svg", "retained-streaming_sinks_8.svg", "depth-h2o.svg", "kept-h2o.html",
+            "positions-200.svg", "positions-320.svg", "retained-h2o.svg", "retained-streaming_sinks_8.svg", "depth-h2o.svg", "kept-h2o.html",
             "kept-streaming_sinks_8.html"} <= names
-    assert "budget-kl-160.svg" in {p.name for p in (folder / "kl").iterdir()}
+    assert {"budget-kl-160.svg", "positions-160.svg"} <= {p.name for p in (folder / "kl").iterdir()}
     for file in [*(folder / "needle").iterdir(), *(folder / "kl").iterdir()]:
         text = file.read_text()
         root = xml.etree.ElementTree.fromstring(re.sub(r"^<!DOCTYPE html>", "", text))

@@ -278,6 +278,37 @@ static struct eval_results read_results(const char *name, const struct eval_setu
     return results;
 }
 
+/* Two prompts, a short one whose ends meet among them, by hand. */
+static void positions_by_hand(void **state) {
+    (void)state;
+    uint32_t kept[100];
+    struct eval_positions some, none = {0}, mean;
+    struct eval_positions_sum sum = {0};
+    for (uint32_t i = 0; i < 100; i++)
+        kept[i] = i == 0 ? 6 : i < 4 ? 3 : i >= 99 ? 6 : i >= 68 ? 2 : 1; /* of 6 heads */
+    eval_positions_measure(kept, 100, 6, &some);
+    assert_float_equal(some.sinks, 15.0 / 24, 1e-12);
+    assert_float_equal(some.recent, (31 * 2 + 6) / (32 * 6.0), 1e-12);
+    assert_float_equal(some.between, 1 / 6.0, 1e-12);
+    assert_float_equal(some.first[3], 0.5, 1e-12);
+    assert_true(some.first[0] == 1 && some.distance[0] == 1);
+    assert_float_equal(some.distance[5], 1 / 3.0, 1e-12); /* 17 to 32 from the end */
+    assert_float_equal(some.distance[7], 1 / 6.0, 1e-12); /* 65 to 128, of which there are 92 */
+    assert_true(isnan(some.distance[8]));
+    eval_positions_add(&sum, &some);
+    eval_positions_add(&sum, &none); /* of a file that an older program wrote: does not count */
+    eval_positions_measure(kept, 9, 6, &some);
+    assert_float_equal(some.recent, 1 / 6.0, 1e-12); /* the 5 tokens that are no sinks */
+    assert_true(isnan(some.between) && isnan(some.distance[1]));
+    assert_float_equal(some.distance[0], 1 / 6.0, 1e-12); /* position 8 */
+    eval_positions_add(&sum, &some);
+    eval_positions_mean(&sum, &mean);
+    assert_float_equal(mean.between, 1 / 6.0, 1e-12); /* of the first prompt alone */
+    assert_float_equal(mean.distance[0], (1 + 1 / 6.0) / 2, 1e-12);
+    eval_positions_measure(kept, 3, 6, &some);
+    assert_true(isnan(some.recent) && isnan(some.first[3]) && isnan(some.distance[0]));
+}
+
 static void resume_keeps_everything(void **state) {
     (void)state;
     struct eval_setup setup = setup_example(true), kl = setup_example(false);
@@ -289,6 +320,7 @@ static void resume_keeps_everything(void **state) {
     memset(written.list[0].kept, 'o', 2 * KEPT_BINS);
     written.list[0].kept[2 * KEPT_BINS] = '\0';
     written.list[0].output = strdup("a \"b\"\nc");
+    eval_positions_measure((const uint32_t[12]){2, 1, 2, 0, 1, 2, 0, 0, 2, 1, 1, 2}, 12, 2, &written.list[0].positions);
     add_score(&written, 4, 3, 0, EVAL_WRONG, 9);
     add_kl(&written_kl, 2, 1, 2, 0.1);
     write_results(name, &setup, &written);
@@ -303,6 +335,9 @@ static void resume_keeps_everything(void **state) {
     assert_string_equal(a->group, b->group);
     assert_string_equal(a->gold, b->gold);
     assert_string_equal(a->kept, b->kept);
+    assert_true(a->positions.present && a->positions.sinks == 0.625 && a->positions.recent == 9 / 16.0);
+    assert_true(isnan(a->positions.between) && a->positions.first[6] == 0 && a->positions.distance[2] == 0.75);
+    assert_false(results.list[1].positions.present);
     assert_int_equal(results.list[1].variant, 3);
     eval_results_free(&results);
     results = read_results(name, &kl, &torn);
@@ -435,6 +470,7 @@ int main(void) {
         cmocka_unit_test(claims_need_fifteen_points),
         cmocka_unit_test(json_has_what_was_measured),
         cmocka_unit_test(csv_is_rectangular),
+        cmocka_unit_test(positions_by_hand),
         cmocka_unit_test(resume_keeps_everything),
         cmocka_unit_test(resume_tells_networks_apart),
         cmocka_unit_test(resume_takes_its_own_only),
