@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034 # some names are used by the scripts alone
-# Shared by serve.sh and test.sh: packages, the default model, builds. Sourced, never run.
+# Shared by the scripts: packages, the default model, builds, options. Sourced, never run.
 #
 # Everything here looks first and works only when something is missing, so that a second start costs milliseconds and
 # needs neither root nor a network.
@@ -162,4 +162,65 @@ build() {
     tail -n 40 "$log" >&2
     die "the build failed"
   }
+}
+
+# read_options "NAME..." ARGUMENT...: --NAME VALUE or --NAME=VALUE sets the variable NAME (a hyphen is an underscore
+# there); what follows -- becomes the list options. The script has a function usage.
+options=()
+read_options() {
+  local names=" $1 " name
+  shift
+  while [ $# -gt 0 ]; do
+    case $1 in
+    --help | -h)
+      usage
+      exit 0
+      ;;
+    --)
+      options=("${@:2}")
+      return 0
+      ;;
+    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+    esac
+    name=${1#--}
+    case $names in
+    *" $name "*) [ "$name" != "$1" ] || die "unknown argument $1; see --help" ;;
+    *) die "unknown option $1; see --help" ;;
+    esac
+    [ $# -ge 2 ] || die "$1 needs a value"
+    printf -v "${name//-/_}" '%s' "$2"
+    shift 2
+  done
+}
+
+# need_number OPTION VALUE: a whole number above 0, or the option is named.
+need_number() {
+  [[ $2 =~ ^[1-9][0-9]{0,8}$ ]] || die "$1: \"$2\" is not a whole number above 0"
+}
+
+# need_program: sets program (built first, unless it is set already) and model.
+program=
+need_program() {
+  if [ -z "$program" ]; then
+    need_packages "${program_packages[@]}"
+    need_build build ""
+    program=$root/build/distillcache
+  fi
+  [ -x "$program" ] || die "there is no program $program"
+  model=${DISTILLCACHE_MODEL:-}
+  if [ -z "$model" ]; then
+    need_default_model
+    model=$model_file
+  fi
+  [ -r "$model" ] || die "cannot read the model $model"
+  command -v python3 >/dev/null || die "python3 is needed"
+}
+
+# make_training_data OUT TEXT [QUESTIONS]
+make_training_data() {
+  local file
+  for file in "${@:2}"; do
+    [ -z "$file" ] || [ -r "$file" ] || die "cannot read $file"
+  done
+  python3 "$root/scripts/training_data.py" "$2" ${3:+"$3"} >"$1"
 }

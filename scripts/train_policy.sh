@@ -28,50 +28,18 @@ questions=
 method=distillcache
 out=
 seed=1
-options=()
-
-while [ $# -gt 0 ]; do
-  case $1 in
-  --text | --questions | --method | --out | --seed)
-    [ $# -ge 2 ] || die "$1 needs a value"
-    declare "${1#--}=$2"
-    shift
-    ;;
-  --help | -h)
-    usage
-    exit 0
-    ;;
-  --)
-    shift
-    options=("$@")
-    break
-    ;;
-  *)
-    usage >&2
-    die "unknown option $1"
-    ;;
-  esac
-  shift
-done
+read_options "text questions method out seed" "$@"
 [ -n "$text" ] || die "--text is needed; see --help"
 
-need_packages "${program_packages[@]}"
-model=${DISTILLCACHE_MODEL:-}
-if [ -z "$model" ]; then
-  need_default_model
-  model=$model_file
-fi
-need_build build ""
-command -v python3 >/dev/null || die "python3 is needed to make the training data"
-
+need_program
 if [ -z "$out" ]; then
-  fingerprint=$("$root/build/distillcache" inspect "$model" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["fingerprint"])')
+  fingerprint=$("$program" inspect "$model" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["fingerprint"])')
   out=$root/policy/trained/$fingerprint.safetensors
   [ "$method" = distillcache ] || out=${out%.safetensors}-$method.safetensors
 fi
 mkdir -p "$out.run"
-python3 "$root/scripts/training_data.py" "$text" ${questions:+"$questions"} >"$out.run/data.jsonl"
-"$root/build/distillcache" train --model "$model" --data "$out.run/data.jsonl" --out "$out" \
+make_training_data "$out.run/data.jsonl" "$text" "$questions"
+"$program" train --model "$model" --data "$out.run/data.jsonl" --out "$out" \
   --method "$method" --seed "$seed" --ratio 0.25,0.125,0.05 \
   --kv-memory 1536M --resume ${options[@]+"${options[@]}"}
 say "wrote $out"

@@ -377,21 +377,22 @@ def test_results_do_not_depend_on_memory_or_batches(kl):
     assert small["rows"] == kl["rows"]
 
 
-# The table of scripts/policy_table.sh.
+# The table of scripts/paper_tables.sh budgets.
 
 
-def test_policy_table(kl, needle, folder):
+def test_table_of_budgets(kl, needle, folder):
     needle = {**needle, "rows": [r for r in needle["rows"] if r["length"] == 200]}
     files = []
     for name, doc in (("kl", kl), ("needle", needle)):
         files.append(folder / f"table-{name}.json")
         files[-1].write_text(json.dumps(doc))
-    done = subprocess.run([sys.executable, ROOT / "scripts/policy_table.py", *files], timeout=TIMEOUT_S, text=True,
-                          stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([sys.executable, ROOT / "scripts/paper_tables.py", "budgets", *files], timeout=TIMEOUT_S,
+                          text=True, stdout=subprocess.PIPE, check=True)
     lines = [[c.strip() for c in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line.startswith("|")]
-    assert lines[0] == ["tokens kept: 50 % / 20 %", "kl", "needle"]
+    assert lines[0] == ["tokens kept: 50 % / 20 %", "kl; perplexity", "needle"]
     assert [line[0] for line in lines[2:]] == ["`full`", "`h2o`", "`streaming,sinks=8`"]
     rows = {(r["kv_policy"], r["kv_ratio"]): r for r in kl["rows"]}
-    assert lines[3][1] == " / ".join(f"{rows['h2o', ratio]['kl_geometric']:.3f}" for ratio in (0.5, 0.2))
+    assert lines[3][1] == "; ".join(" / ".join(f"{rows['h2o', ratio][name]:.{digits}f}" for ratio in (0.5, 0.2))
+                                    for name, digits in (("kl_geometric", 3), ("perplexity", 1)))
     rows = {(r["kv_policy"], r["kv_ratio"]): r for r in needle["rows"]}
     assert f"({rows['h2o', 0.5]['gold_logprob']:.1f} / {rows['h2o', 0.2]['gold_logprob']:.1f})" in lines[3][2]
