@@ -16,7 +16,7 @@ logits      180 pytest tests/model: tokenizer and logits beside other implementa
 api          60 pytest tests/api: real clients against the server
 bench       120 pytest tests/bench: what bench prints
 eval        120 pytest tests/eval: what eval measures, beside the reference and recomputation
-scripts      60 pytest tests/scripts: the scripts' words, and the paper's tables in tiny sizes
+scripts      60 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
 readme       30 pytest tests/readme: the examples of README.md as printed
 sanitizers  420 unit, parity and API tests with address and undefined-behaviour sanitizers
 tsan        180 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
