@@ -39,11 +39,11 @@ static json_t *list_inputs(const struct network_shape *shape) {
 }
 
 /* Numbers as they were written: a float has about 7 digits. */
-static json_t *list_budgets(const struct policy_network *network) {
+static json_t *list_layers(const struct policy_network *network, const float *numbers) {
     json_t *list = json_array();
     int failed = 0;
     for (uint32_t layer = 0; layer < network->shape.layers; layer++)
-        failed |= json_array_append_new(list, json_real((double)network->layer_budgets[layer]));
+        failed |= json_array_append_new(list, json_real((double)numbers[layer]));
     if (!failed)
         return list;
     json_decref(list);
@@ -86,12 +86,14 @@ static json_t *describe(const struct policy_network *network, const char *path) 
         (json_int_t)shape->kv_heads, "head_dim", (json_int_t)shape->head_dim, "content", (json_int_t)shape->content,
         "hidden", (json_int_t)shape->hidden);
     json_t *name = json_string(path); /* NULL: a path that is no UTF-8 */
-    return json_pack("{s:o, s:s, s:o, s:s, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "file",
+    return json_pack("{s:o, s:s, s:o, s:s, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "file",
         name != NULL ? name : json_null(), "kind", "policy", "method", text_or_null(network->method), "features",
         network_features_name(shape->features), "inputs", list_inputs(shape), "shape", sizes, "parameters",
         (json_int_t)network_parameters_count(network), "fingerprint", text_or_null(network->fingerprint), "defaults",
-        describe_defaults(network), "layer_budgets", list_budgets(network), "record",
-        json_loads(network->record, 0, NULL), "tensors", list_tensors(network));
+        describe_defaults(network), "layer_budgets", list_layers(network, network->layer_budgets),
+        "layer_budget_slopes", list_layers(network, network->layer_budget_slopes), "summary_offsets",
+        list_layers(network, network->summary_offsets), "summary_slopes", list_layers(network, network->summary_slopes),
+        "record", json_loads(network->record, 0, NULL), "tensors", list_tensors(network));
 }
 
 json_t *inspect_policy_describe(const char *path, struct error *error) {
@@ -141,10 +143,10 @@ static void print_inputs(const json_t *inputs, FILE *out) {
     putc('\n', out);
 }
 
-static void print_budgets(const json_t *budgets, FILE *out) {
-    fprintf(out, "\nlayer budgets");
-    for (size_t i = 0; i < json_array_size(budgets); i++)
-        fprintf(out, "%s%.4g", i % 10 == 0 ? "\n  " : " ", json_real_value(json_array_get(budgets, i)));
+static void print_layers(const char *title, const json_t *numbers, FILE *out) {
+    fprintf(out, "\n%s", title);
+    for (size_t i = 0; i < json_array_size(numbers); i++)
+        fprintf(out, "%s%.4g", i % 10 == 0 ? "\n  " : " ", json_real_value(json_array_get(numbers, i)));
     putc('\n', out);
 }
 
@@ -157,6 +159,9 @@ void inspect_policy_print(const json_t *document, FILE *out) {
     print_inputs(json_object_get(document, "inputs"), out);
     print_object("shape", json_object_get(document, "shape"), out);
     print_object("defaults", json_object_get(document, "defaults"), out);
-    print_budgets(json_object_get(document, "layer_budgets"), out);
+    print_layers("layer budgets", json_object_get(document, "layer_budgets"), out);
+    print_layers("their slopes by ln(4 B / L)", json_object_get(document, "layer_budget_slopes"), out);
+    print_layers("summary slots' offsets", json_object_get(document, "summary_offsets"), out);
+    print_layers("their slopes by ln(4 B / L)", json_object_get(document, "summary_slopes"), out);
     print_object("record", json_object_get(document, "record"), out);
 }

@@ -73,7 +73,7 @@ struct kv_head_view {
 /* What was evicted from one head, for its summary slot. With c = seen - position the queries that could see a token and
  * w = max(A / c, 2^-24), A = statistics.sum / 2^24: sums [2 * d + 2] (device) += w k (as the cache holds it), w v, w,
  * w ln w over slots [count] in the order given; then summary = (sum of w k) / W, (sum of w v) / W, ln W - (sum of
- * w ln w) / W with W the sum of w. */
+ * w ln w) / W + offset with W the sum of w. */
 struct summary_update {
     struct kv_head_view view;
     const uint64_t *sum;       /* device [view.slots] */
@@ -81,6 +81,7 @@ struct summary_update {
     const uint32_t *slots;     /* host [count] distinct, none empty */
     uint32_t count;            /* 0: nothing changes */
     uint32_t seen;
+    float offset;
     float *sums, *summary; /* device [2 * d + 2], [2 * d + 1] */
 };
 

@@ -9,6 +9,7 @@
 #include "engine/clock.h"
 #include "engine/engine_internal.h"
 #include "policy/budget.h"
+#include "policy/network.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -532,7 +533,8 @@ static void summarise(void *context) {
     const struct eviction *eviction = &sequence->eviction;
     if (eviction->summaries != NULL)
         summaries_add(eviction->summaries, kv_cache_pool(engine->cache), sequence->kv, job->removals,
-            eviction->statistics->heads, engine->prune.identity, job->summaries_work);
+            eviction->statistics->heads, engine->prune.identity, eviction->settings.network,
+            network_level(job->budget, job->seen), job->summaries_work);
 }
 
 static int compact(struct prune_job *job, struct error *error) {

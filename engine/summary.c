@@ -2,6 +2,7 @@
 #include "engine/summary.h"
 
 #include "engine/statistics.h"
+#include "policy/network.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +98,8 @@ size_t summaries_work(uint32_t heads, size_t slots) {
 }
 
 void summaries_add(struct summaries *summaries, const struct kv_pool *pool, const struct kv_sequence *kv,
-    const struct kv_removal *removals, const struct kv_statistics *sums, const uint32_t *identity, void *work) {
+    const struct kv_removal *removals, const struct kv_statistics *sums, const uint32_t *identity,
+    const struct policy_network *network, double level, void *work) {
     uint32_t kv_heads = pool->layout.kv_heads, updates_count = 0;
     struct summary_update *updates = work;
     uint32_t *slots = (uint32_t *)(updates + summaries->heads);
@@ -110,6 +112,7 @@ void summaries_add(struct summaries *summaries, const struct kv_pool *pool, cons
             .positions = positions != NULL ? positions : identity,
             .slots = slots,
             .seen = kv_sequence_length(kv),
+            .offset = network != NULL ? network_summary_offset(network, i / kv_heads, level) : 0,
             .sums = sums_at(summaries, i),
             .summary = slot_at(summaries, i),
         };

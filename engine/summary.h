@@ -10,6 +10,7 @@
 
 #include "engine/backend.h"
 #include "engine/kv_cache.h"
+#include "policy/policy.h"
 
 struct summaries {
     struct backend *backend;
@@ -32,10 +33,12 @@ const float *summaries_slot(const struct summaries *summaries, uint32_t head);
 
 /* Adds what removals [heads] will take from a sequence whose slots are still there: each head's slots by ascending
  * position, empty ones left out. sums[head].sum: their statistics. identity: 0, 1, 2, ... for as many slots as any head
- * has. `work`: room for summaries_work() bytes, `slots` being those of all heads. */
+ * has. network: its offsets at `level` go to the slots (policy/network.h); may be NULL. `work`: room for
+ * summaries_work() bytes, `slots` being those of all heads. */
 size_t summaries_work(uint32_t heads, size_t slots);
 void summaries_add(struct summaries *summaries, const struct kv_pool *pool, const struct kv_sequence *kv,
-    const struct kv_removal *removals, const struct kv_statistics *sums, const uint32_t *identity, void *work);
+    const struct kv_removal *removals, const struct kv_statistics *sums, const uint32_t *identity,
+    const struct policy_network *network, double level, void *work);
 
 /* Copies everything to host memory [bytes] and gives the device's back; and the other way. ERROR_MEMORY: it stays out.
  */

@@ -29,16 +29,20 @@ uint32_t budget_part(float part, uint32_t whole) {
 /* Numbers, or a line over the index: nothing here allocates, so that a budget never fails. */
 struct weights {
     const double *values;
-    const float *floats; /* where there are no values */
+    /* Where there are no values: those of the network's layers at a level. */
+    const struct policy_network *network;
+    double level;
     /* Without either: first - fall * index / (count - 1). */
     double first, fall;
     uint32_t count;
 };
 
 static double weight_at(const struct weights *weights, uint32_t i) {
-    double weight = weights->values != NULL   ? weights->values[i]
-                    : weights->floats != NULL ? weights->floats[i]
-                                              : weights->first - weights->fall * i / max_u32(weights->count - 1, 1);
+    double weight = weights->first - weights->fall * i / max_u32(weights->count - 1, 1);
+    if (weights->values != NULL)
+        weight = weights->values[i];
+    else if (weights->network != NULL)
+        weight = network_layer_budget(weights->network, i, weights->level);
     return isfinite(weight) && weight > 0 ? weight : 0;
 }
 
@@ -181,7 +185,8 @@ static void allocate_cake(const struct budget_input *input, uint32_t budget, uin
 static void allocate_network(const struct budget_input *input, uint32_t budget, uint32_t *budgets) {
     uint32_t least = min_u32(budget, input->settings->summary ? 2 : 1);
     uint32_t room = input->seen > least ? input->seen - least : 0;
-    struct weights weights = {.floats = input->settings->network->layer_budgets, .count = input->layers};
+    struct weights weights = {
+        .network = input->settings->network, .level = network_level(budget, input->seen), .count = input->layers};
     share_out(&weights, (uint64_t)input->layers * (budget - least), room, budgets);
     spread_layers(input, least, budgets);
 }

@@ -25,8 +25,8 @@ struct budget_input {
  * policies: the layer's one row has the budget of any of its heads). Every weight and gate there is counts:
  *   pyramid  B beyond the window falls linearly over the layers (pyramidkv, policy/snapkv.c)
  *   cake     B beyond the window by layer_preferences (policy/cake.c); NULL: equal
- *   network  B beyond the first slot (two, with a summary slot) by the network's layer_budgets, no layer more than what
- *            was seen; no network, or one of other layers: equal
+ *   network  B beyond the first slot (two, with a summary slot) by network_layer_budget, no layer more than what was
+ *            seen; no network, or one of other layers: equal
  *   gates    rlkv: the lowest gates get sinks + recent_tokens. hybrid: the highest get all. Equal gates: the lower
  *            layer, then the lower head ranks higher. NULL: equal */
 void budget_allocate(const struct budget_input *input, uint32_t *budgets);

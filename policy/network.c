@@ -14,7 +14,7 @@ enum {
     HEADS_MAX = 1024,
     HEAD_DIM_MAX = 1024,
     NUMBERS_MAX = 1 << 28, /* of all arrays: 1 GiB */
-    ARRAYS_MAX = 12,
+    ARRAYS_MAX = 15,
     STANDARDISED_MAX = 3,
 };
 
@@ -113,6 +113,16 @@ struct layout {
 
 #define FIELD(name) offsetof(struct policy_network, name)
 
+/* What depends on how much is kept. */
+static uint32_t list_levels(const struct network_shape *shape, struct layout out[ARRAYS_MAX], uint32_t count) {
+    uint32_t layers = shape->layers;
+    out[count++] = (struct layout){"layer_budgets", FIELD(layer_budgets), {layers}, .trained = false};
+    out[count++] = (struct layout){"layer_budget_slopes", FIELD(layer_budget_slopes), {layers}, .trained = false};
+    out[count++] = (struct layout){"summary_offsets", FIELD(summary_offsets), {layers}, .trained = false};
+    out[count++] = (struct layout){"summary_slopes", FIELD(summary_slopes), {layers}, .trained = false};
+    return count;
+}
+
 static uint32_t list_content(const struct network_shape *shape, struct layout out[ARRAYS_MAX]) {
     uint32_t heads = shape->layers * shape->kv_heads, inputs = network_inputs_count(shape), count = 0;
     if (shape->content > 0) {
@@ -128,8 +138,7 @@ static uint32_t list_content(const struct network_shape *shape, struct layout ou
     out[count++] = (struct layout){"w2", FIELD(w2), {shape->hidden}, .trained = true, .matrix = true};
     /* Starts as h2o's sum, and decay would pull it away from that. */
     out[count++] = (struct layout){"skip", FIELD(skip), {heads, inputs}, .trained = true};
-    out[count++] = (struct layout){"layer_budgets", FIELD(layer_budgets), {shape->layers}, .trained = false};
-    return count;
+    return list_levels(shape, out, count);
 }
 
 static uint32_t list_paper(const struct network_shape *shape, struct layout out[ARRAYS_MAX]) {
@@ -145,8 +154,7 @@ static uint32_t list_paper(const struct network_shape *shape, struct layout out[
     out[count++] = (struct layout){"w3", FIELD(w3), {1, hidden}, .trained = true, .matrix = true};
     out[count++] = (struct layout){"b3", FIELD(b3), {1}, .trained = true};
     out[count++] = (struct layout){"skip", FIELD(mlp_skip), {1, inputs}, .trained = true, .matrix = true};
-    out[count++] = (struct layout){"layer_budgets", FIELD(layer_budgets), {shape->layers}, .trained = false};
-    return count;
+    return list_levels(shape, out, count);
 }
 
 static uint32_t list_arrays(const struct network_shape *shape, struct layout out[ARRAYS_MAX]) {
@@ -309,6 +317,22 @@ uint64_t network_digest(const struct policy_network *network) {
     for (uint32_t i = 0; network_array(network, i, &array); i++)
         digest = digest_bytes(digest, array.values, array.count * sizeof array.values[0]);
     return digest;
+}
+
+/* ---- levels ---- */
+
+double network_level(uint32_t budget, uint32_t seen) {
+    double level = log(4.0 * budget / (seen > 0 ? seen : 1));
+    return fmax(-3, fmin(3, level));
+}
+
+double network_layer_budget(const struct policy_network *network, uint32_t layer, double level) {
+    double slope = (double)network->layer_budget_slopes[layer];
+    return (double)network->layer_budgets[layer] * (slope == 0 ? 1 : exp(slope * level));
+}
+
+float network_summary_offset(const struct policy_network *network, uint32_t layer, double level) {
+    return (float)((double)network->summary_offsets[layer] + (double)network->summary_slopes[layer] * level);
 }
 
 /* ---- inputs ---- */

@@ -100,8 +100,11 @@ struct policy_network {
     float *w3;               /* [hidden] */
     float *b3;               /* [1] */
     float *mlp_skip;         /* [F] */
-    /* Both: budgets of layers, relative to B; their mean is 1 */
-    float *layer_budgets; /* [layers] */
+    /* Both: what depends on how much is kept, with level = network_level(B, L), [layers] each */
+    float *layer_budgets;       /* a layer's part of the budgets is proportional to */
+    float *layer_budget_slopes; /*   layer_budgets exp(layer_budget_slopes level) */
+    float *summary_offsets;     /* the logit of a layer's summary slots is greater by */
+    float *summary_slopes;      /*   summary_offsets + summary_slopes level */
     /* Defaults of a policy that uses it; see policy_settings. */
     enum policy_scope scope;
     float floor;
@@ -113,6 +116,12 @@ struct policy_network {
     char *record;         /* JSON object: how it was trained; never NULL */
 };
 
+/* ln(4 B / L), from -3 to 3: 0 where a quarter is kept. */
+double network_level(uint32_t budget, uint32_t seen);
+/* A layer's part of the budgets, and what is added to its summary slots' logits. */
+double network_layer_budget(const struct policy_network *network, uint32_t layer, double level);
+float network_summary_offset(const struct policy_network *network, uint32_t layer, double level);
+
 /* All zero but scale, layer_budgets (1) and defaults (scope layer, floor 0.75, interval 16, summary); method NULL and
  * record "{}". NULL and ERROR_INVALID (a shape out of range), ERROR_MEMORY. One reference. */
 struct policy_network *network_create(const struct network_shape *shape, struct error *error);
@@ -121,7 +130,8 @@ struct policy_network *network_take(struct policy_network *network);       /* on
 void network_release(struct policy_network *network);                      /* one less; NULL allowed */
 
 /* The named arrays, for files, optimisers and tests. count: numbers; name: as in the file. index from 0 on; false: no
- * more. `trained`: gradients apply (mean, scale and layer_budgets are not). matrix: weight decay applies. */
+ * more. `trained`: gradients apply (not to mean, scale and what depends on the
+ * level). matrix: weight decay applies. */
 struct network_array {
     const char *name;
     float *values;

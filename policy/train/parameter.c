@@ -8,10 +8,10 @@
  * Adam step follows it (Sehnke et al. 2010, parameter-exploring policy gradients).
  *
  * What is drawn, by groups of neighbouring layers:
- *   - the logarithm of the group's layer budgets;
+ *   - the logarithm of the group's layer budgets, and how it changes with the level (policy/network.h);
+ *   - where there is a summary slot: the offset of its logit, and how that changes with the level;
  *   - a weight of each input but content, added to the skip weights of all the group's heads;
- * and for all layers together the floor. FEATURES_PAPER has no weights by head: only the budgets and the floor are
- * drawn.
+ * and for all layers together the floor. FEATURES_PAPER has no weights by head.
  */
 #include "policy/train/rollout.h"
 
@@ -25,12 +25,25 @@
 enum { GROUPS_MAX = 10, PROMPTS = 2 /* a step */, STREAM_PARAMETER = 0x50415241 };
 /* Sequences of the data set before this one are those of the stage rank. */
 #define ROLLOUT_FIRST (UINT64_C(1) << 24)
-static const double budget_deviation = 0.2, weight_deviation = 0.15, floor_deviation = 0.08;
-static const double floor_least = 0.2, floor_most = 1, budget_least = 0.2, budget_most = 3;
+enum kind { BUDGET, BUDGET_SLOPE, SUMMARY_OFFSET, SUMMARY_SLOPE, WEIGHT, FLOOR, KINDS };
 
-/* The parameters: [groups] budgets, [groups][inputs] weights, then the floor. */
+/* How widely each kind is drawn, and within what it stays. */
+static const struct {
+    double deviation, least, most;
+} kinds[KINDS] = {
+    [BUDGET] = {0.2, 0.2, 3},
+    [BUDGET_SLOPE] = {0.15, -1, 1},
+    [SUMMARY_OFFSET] = {0.3, -8, 4},
+    [SUMMARY_SLOPE] = {0.3, -4, 8},
+    [WEIGHT] = {0.15, -INFINITY, INFINITY},
+    [FLOOR] = {0.08, 0.2, 1},
+};
+
+/* The parameters: of each kind `each[kind]` in a row, from `first[kind]` on; groups of layers, of weights
+ * [groups][inputs], and one floor. */
 struct parameters {
     uint32_t groups, inputs, count;
+    uint32_t first[KINDS], each[KINDS];
 };
 
 struct parameter_state {
@@ -54,7 +67,14 @@ static struct parameters parameters_of(const struct policy_network *network) {
     struct parameters p = {.groups = shape->layers < GROUPS_MAX ? shape->layers : GROUPS_MAX};
     if (shape->features == FEATURES_CONTENT)
         p.inputs = network_inputs_count(shape) - shape->content;
-    p.count = p.groups * (1 + p.inputs) + 1;
+    p.each[BUDGET] = p.each[BUDGET_SLOPE] = p.groups;
+    p.each[SUMMARY_OFFSET] = p.each[SUMMARY_SLOPE] = network->summary ? p.groups : 0;
+    p.each[WEIGHT] = p.groups * p.inputs;
+    p.each[FLOOR] = 1;
+    for (uint32_t kind = 0; kind < KINDS; kind++) {
+        p.first[kind] = p.count;
+        p.count += p.each[kind];
+    }
     return p;
 }
 
@@ -62,8 +82,17 @@ static uint32_t group_of(const struct parameters *p, uint32_t layer, uint32_t la
     return layer * p->groups / layers;
 }
 
-static double clamp(double x, double least, double most) {
-    return x < least ? least : x > most ? most : x;
+static double clamp(double x, enum kind kind) {
+    return fmax(kinds[kind].least, fmin(kinds[kind].most, x));
+}
+
+/* Numbers of layers, each moved by its group's. */
+static void add_layers(
+    const struct parameters *p, const double *delta, enum kind kind, float *numbers, uint32_t layers) {
+    for (uint32_t layer = 0; layer < layers && p->each[kind] > 0; layer++) {
+        double number = (double)numbers[layer] + delta[p->first[kind] + group_of(p, layer, layers)];
+        numbers[layer] = (float)clamp(number, kind);
+    }
 }
 
 /* Budgets with a mean of 1. */
@@ -71,12 +100,12 @@ static void add_budgets(const struct parameters *p, const double *delta, struct 
     uint32_t layers = network->shape.layers;
     double sum = 0;
     for (uint32_t layer = 0; layer < layers; layer++) {
-        double budget = network->layer_budgets[layer] * exp(delta[group_of(p, layer, layers)]);
-        network->layer_budgets[layer] = (float)clamp(budget, budget_least, budget_most);
-        sum += network->layer_budgets[layer];
+        double factor = exp(delta[p->first[BUDGET] + group_of(p, layer, layers)]);
+        network->layer_budgets[layer] = (float)clamp((double)network->layer_budgets[layer] * factor, BUDGET);
+        sum += (double)network->layer_budgets[layer];
     }
     for (uint32_t layer = 0; layer < layers; layer++)
-        network->layer_budgets[layer] = (float)(network->layer_budgets[layer] * layers / sum);
+        network->layer_budgets[layer] = (float)((double)network->layer_budgets[layer] * layers / sum);
 }
 
 static void add_weights(const struct parameters *p, const double *delta, struct policy_network *network) {
@@ -84,21 +113,28 @@ static void add_weights(const struct parameters *p, const double *delta, struct 
     uint32_t all = network_inputs_count(shape);
     for (uint32_t head = 0; head < shape->layers * shape->kv_heads; head++) {
         float *skip = network->skip + (size_t)head * all + shape->content;
-        const double *group = delta + (size_t)group_of(p, head / shape->kv_heads, shape->layers) * p->inputs;
+        uint32_t group = group_of(p, head / shape->kv_heads, shape->layers);
         for (uint32_t f = 0; f < p->inputs; f++)
-            skip[f] += (float)group[f];
+            skip[f] += (float)delta[p->first[WEIGHT] + group * p->inputs + f];
     }
 }
 
 static void add_parameters(const struct parameters *p, const double *delta, struct policy_network *network) {
+    uint32_t layers = network->shape.layers;
     add_budgets(p, delta, network);
+    add_layers(p, delta, BUDGET_SLOPE, network->layer_budget_slopes, layers);
+    add_layers(p, delta, SUMMARY_OFFSET, network->summary_offsets, layers);
+    add_layers(p, delta, SUMMARY_SLOPE, network->summary_slopes, layers);
     if (p->inputs > 0)
-        add_weights(p, delta + p->groups, network);
-    network->floor = (float)clamp(network->floor + delta[p->count - 1], floor_least, floor_most);
+        add_weights(p, delta, network);
+    network->floor = (float)clamp((double)network->floor + delta[p->first[FLOOR]], FLOOR);
 }
 
 static double deviation_of(const struct parameters *p, uint32_t index) {
-    return index < p->groups ? budget_deviation : index + 1 < p->count ? weight_deviation : floor_deviation;
+    uint32_t kind = KINDS - 1;
+    while (index < p->first[kind])
+        kind--;
+    return kinds[kind].deviation;
 }
 
 /* ---- begin and end ---- */

@@ -262,7 +262,8 @@ def test_budgets_of_layers(tmp_path):
         write_safetensors(path, tensors, metadata_of(shape))
         for _ in range(5):
             seen, tokens, summary = int(rng.integers(3, 3000)), int(rng.integers(1, 1500)), bool(rng.integers(2))
-            budgets = reference.layer_budgets(tensors["layer_budgets"].astype(np.float64), seen, tokens, summary,
+            budgets = reference.layer_budgets(tensors["layer_budgets"].astype(np.float64),
+                                              tensors["layer_budget_slopes"].astype(np.float64), seen, tokens, summary,
                                               policies.share_out)
             requests.append({"op": "allocate", "file": str(path), "seen": seen, "tokens": tokens, "summary": summary})
             expected.append([budget for budget in budgets for _ in range(shape["kv_heads"])])

@@ -38,7 +38,9 @@ static void draw_slots(struct parity *parity, const struct scene *scene, struct 
 static void draw_evicted(struct parity *parity, const struct scene *scene, uint32_t head, struct evicted *to) {
     const struct kv_item *item = &scene->items[head / scene->pool.layout.kv_heads];
     uint32_t dim = scene->pool.layout.head_dim;
-    *to = (struct evicted){.update.view = scene->views[head], .update.seen = item->position + item->rows};
+    *to = (struct evicted){.update.view = scene->views[head],
+        .update.seen = item->position + item->rows,
+        .update.offset = (float)parity_uniform(parity, -3, 3)};
     uint32_t slots = to->update.view.slots;
     to->sum = parity_host(slots * sizeof *to->sum);
     to->positions = parity_host(slots * sizeof *to->positions);

@@ -200,6 +200,6 @@ void reference_summarise(const struct reference_pool *pool, const struct summary
     }
     for (uint32_t i = 0; i < 2 * dim; i++)
         summary[i] = sums[i] / sums[2 * dim];
-    summary[2 * dim] = log(sums[2 * dim]) - sums[2 * dim + 1] / sums[2 * dim];
+    summary[2 * dim] = log(sums[2 * dim]) - sums[2 * dim + 1] / sums[2 * dim] + (double)update->offset;
     head_free(&head);
 }

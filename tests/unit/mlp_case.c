@@ -68,7 +68,8 @@ static struct policy_network *make_network(uint32_t features, uint32_t hidden) {
     } parts[] = {{&network->w1, (size_t)features * hidden}, {&network->mlp_b1, hidden}, {&network->g1, hidden},
         {&network->o1, hidden}, {&network->w2, square}, {&network->mlp_b2, hidden}, {&network->g2, hidden},
         {&network->o2, hidden}, {&network->w3, hidden}, {&network->b3, 1}, {&network->mlp_skip, features},
-        {&network->layer_budgets, 1}};
+        {&network->layer_budgets, 1}, {&network->layer_budget_slopes, 1}, {&network->summary_offsets, 1},
+        {&network->summary_slopes, 1}};
     float *next = (float *)(network + 1);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].array = next;

@@ -250,6 +250,20 @@ static void test_layers_of_a_network(void **state) {
     budget_allocate(&input, budgets);
     assert_int_equal(budgets[0], 2 + 4 * 99);
     assert_int_equal(budgets[7], 2);
+    /* Slopes: at half a quarter the layers' weights are as 2^slope to 1; at the quarter they do not count. */
+    settings.summary = false;
+    settings.tokens = 125;
+    memcpy(settings.network->layer_budgets, (const float[]){1, 1, 1, 1}, 4 * sizeof(float));
+    memcpy(settings.network->layer_budget_slopes, (const float[]){-1, -1, 0, 0}, 4 * sizeof(float));
+    budget_allocate(&input, budgets);
+    const uint32_t by_level[] = {166, 166, 166, 166, 84, 84, 84, 84}; /* 1 + 124 * 4 / 6 * {2, 1} */
+    assert_memory_equal(budgets, by_level, sizeof budgets);
+    settings.tokens = 250;
+    budget_allocate(&input, budgets);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(budgets[i], 250);
+    memset(settings.network->layer_budget_slopes, 0, 4 * sizeof(float));
+    settings.summary = true;
     /* Equal weights: what every policy gives. */
     for (int layer = 0; layer < 4; layer++)
         settings.network->layer_budgets[layer] = 1;

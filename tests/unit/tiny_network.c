@@ -49,7 +49,7 @@ struct policy_network *tiny_network_create(const struct network_shape *shape, ui
     struct network_array array;
     check(network != NULL, "no network");
     for (uint32_t i = 0; network_array(network, i, &array); i++)
-        for (size_t j = 0; j < array.count && strcmp(array.name, "layer_budgets") != 0; j++)
+        for (size_t j = 0; j < array.count && strncmp(array.name, "layer_budget", 12) != 0; j++)
             array.values[j] = next_number(&seed);
     fill_layer_budgets(network, &seed);
     network->method = strdup("distillcache");

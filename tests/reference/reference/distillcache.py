@@ -72,19 +72,27 @@ def score(shape, p, head, inputs):
 def arrays(shape):
     """Dimensions of the file's tensors, by name."""
     heads, inputs, hidden = shape["layers"] * shape["kv_heads"], shape["content"] + len(shape["inputs"]), shape["hidden"]
+    levels = {name: [shape["layers"]] for name in ("layer_budgets", "layer_budget_slopes", "summary_offsets",
+                                                   "summary_slopes")}
     if shape["features"] == "paper":
         vectors = {name: [hidden] for name in ("b1", "g1", "o1", "b2", "g2", "o2")}
         return vectors | {"w1": [hidden, inputs], "w2": [hidden, hidden], "w3": [1, hidden], "b3": [1],
-                          "skip": [1, inputs], "layer_budgets": [shape["layers"]]}
+                          "skip": [1, inputs]} | levels
     content = {"content": [heads, shape["content"], shape["head_dim"]], "content_offset": [heads, shape["content"]]}
     return (content if shape["content"] else {}) | {
         "mean": [heads, inputs], "scale": [heads, inputs], "w1": [hidden, inputs], "b1": [heads, hidden],
-        "w2": [hidden], "skip": [heads, inputs], "layer_budgets": [shape["layers"]]}
+        "w2": [hidden], "skip": [heads, inputs]} | levels
 
 
-def layer_budgets(weights, seen, budget, summary, share_out):
-    """Slots of each layer's heads: one (two with a summary slot), and beyond it shares in proportion to the weights, none
-    above what was seen. share_out: that of policies.py."""
+def level(budget, seen):
+    """How much is kept: 0 where it is a quarter."""
+    return float(np.clip(np.log(4 * budget / seen), -3, 3))
+
+
+def layer_budgets(weights, slopes, seen, budget, summary, share_out):
+    """Slots of each layer's heads: one (two with a summary slot), and beyond it shares in proportion to the weights at
+    this level, none above what was seen. share_out: that of policies.py."""
+    weights = weights * np.exp(slopes * level(budget, seen))
     least = min(budget, 2 if summary else 1)
     shares = share_out(weights, len(weights) * (budget - least), max(seen - least, 0))
     return [least + share for share in shares]
