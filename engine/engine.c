@@ -333,6 +333,19 @@ int engine_logits(struct engine *engine, uint32_t row, float *out, struct error 
     return 0;
 }
 
+/* Each different row of `rows` once, in `distinct`; where[i]: of row i there. Returns their number. */
+static uint32_t list_distinct(const uint32_t *rows, uint32_t count, uint32_t *distinct, uint32_t *where) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        where[i] = 0;
+        while (where[i] < found && distinct[where[i]] != rows[i])
+            where[i]++;
+        if (where[i] == found)
+            distinct[found++] = rows[i];
+    }
+    return found;
+}
+
 int engine_kl(struct engine *engine, const uint32_t *p_rows, const uint32_t *q_rows, uint32_t count, float *out,
     struct error *error) {
     int code = check_rows(engine, p_rows, count, error);
@@ -342,11 +355,14 @@ int engine_kl(struct engine *engine, const uint32_t *p_rows, const uint32_t *q_r
         return code;
     for (uint32_t done = 0, tile; done < count; done += tile) {
         tile = tile_rows(count, done);
-        const float *p = transformer_logits(engine->transformer, p_rows + done, tile, 0, error);
+        uint32_t distinct[TRANSFORMER_TILE], where[TRANSFORMER_TILE];
+        uint32_t found = list_distinct(p_rows + done, tile, distinct, where);
+        const float *p = transformer_logits(engine->transformer, distinct, found, 0, error);
         const float *q = transformer_logits(engine->transformer, q_rows + done, tile, 1, error);
         if (p == NULL || q == NULL)
             return ERROR_MEMORY;
-        engine->backend->operations->kl(engine->backend, p, q, tile, engine->model->shape.vocabulary, out + done);
+        engine->backend->operations->kl(
+            engine->backend, p, where, q, tile, engine->model->shape.vocabulary, out + done);
     }
     return 0;
 }

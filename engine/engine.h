@@ -76,6 +76,9 @@ int sequence_set_budget(struct sequence *sequence, double ratio, uint32_t tokens
  * each fork pruned by its own network or options. Copies settings. ERROR_INVALID: a prune was done, or the settings
  * need other statistics, or prunes of the prompt at other positions, than those that the sequence was computed with. */
 int sequence_change_policy(struct sequence *sequence, const struct policy_settings *settings, struct error *error);
+/* The sequence has no policy any more and keeps everything, if nothing was pruned yet: a fork becomes the full cache
+ * that others are compared with. ERROR_INVALID: a prune was done, or statistics are recorded. */
+int sequence_drop_policy(struct sequence *sequence, struct error *error);
 
 /* Tokens that may be appended before a prune is due (to the end of the prompt or the next multiple of
  * prefill_prune_every); UINT32_MAX when none will be. engine_forward refuses more (ERROR_INVALID). */

@@ -299,6 +299,19 @@ int sequence_change_policy(struct sequence *sequence, const struct policy_settin
     return 0;
 }
 
+int sequence_drop_policy(struct sequence *sequence, struct error *error) {
+    struct eviction *eviction = &sequence->eviction;
+    if (eviction->handled > 0 || eviction->recorded != 0)
+        return error_set(error, ERROR_INVALID, "a policy is dropped before the first prune, where nothing is recorded");
+    policy_settings_release(&eviction->settings);
+    eviction->settings = (struct policy_settings){.policy = NULL};
+    eviction->evicts = false;
+    statistics_free(eviction->statistics);
+    eviction->statistics = NULL;
+    sequence_charge_less(sequence);
+    return 0;
+}
+
 const struct policy_settings *sequence_policy(const struct sequence *sequence) {
     return sequence->eviction.settings.policy != NULL ? &sequence->eviction.settings : NULL;
 }

@@ -101,6 +101,7 @@ void cpu_move_statistics(
 /* sample.c */
 void cpu_sample(struct backend *, const float *logits, uint32_t rows, uint32_t vocabulary,
     const struct sample_params *params, struct sample_result *results);
-void cpu_kl(struct backend *, const float *p, const float *q, uint32_t rows, uint32_t vocabulary, float *out);
+void cpu_kl(struct backend *, const float *p, const uint32_t *p_rows, const float *q, uint32_t rows,
+    uint32_t vocabulary, float *out);
 
 #endif

@@ -387,6 +387,7 @@ void cpu_sample(struct backend *backend, const float *logits, uint32_t rows, uin
 struct kl_job {
     const struct vector_kernels *kernels;
     const float *p;
+    const uint32_t *p_rows;
     const float *q;
     uint32_t vocabulary;
     float *out;
@@ -394,18 +395,18 @@ struct kl_job {
 
 static void kl_work(void *context, uint32_t chunk, uint32_t thread) {
     const struct kl_job *job = context;
-    size_t first = (size_t)chunk * job->vocabulary;
-    struct row p = {.kernels = job->kernels, .logits = job->p + first, .vocabulary = job->vocabulary, .scale = 1};
-    struct row q = p;
-    q.logits = job->q + first;
+    struct row p = {.kernels = job->kernels, .vocabulary = job->vocabulary, .scale = 1}, q = p;
+    p.logits = job->p + (size_t)job->p_rows[chunk] * job->vocabulary;
+    q.logits = job->q + (size_t)chunk * job->vocabulary;
     (void)thread;
     double p_log_sum = row_log_sum(&p), q_log_sum = row_log_sum(&q);
     double kl = job->kernels->divergence(p.logits, q.logits, job->vocabulary, p_log_sum, q_log_sum);
     job->out[chunk] = kl < 0 ? 0 : (float)kl;
 }
 
-void cpu_kl(struct backend *backend, const float *p, const float *q, uint32_t rows, uint32_t vocabulary, float *out) {
+void cpu_kl(struct backend *backend, const float *p, const uint32_t *p_rows, const float *q, uint32_t rows,
+    uint32_t vocabulary, float *out) {
     struct cpu_backend *cpu = cpu_backend(backend);
-    struct kl_job job = {cpu->vector, p, q, vocabulary, out};
+    struct kl_job job = {cpu->vector, p, p_rows, q, vocabulary, out};
     thread_pool_run(cpu->threads, rows, kl_work, &job);
 }

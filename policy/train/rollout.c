@@ -2,7 +2,6 @@
 #include "policy/train/rollout.h"
 
 #include <math.h>
-#include <math.h>
 #include <stdlib.h>
 
 #include "engine/kv_cache.h"
@@ -107,8 +106,19 @@ static int start_teacher(struct rollout *rollout, struct error *error) {
     return code == 0 ? choose_next(rollout, 0, row, error) : code;
 }
 
-/* A student by itself. */
-static int start_student(struct rollout *rollout, uint32_t index, struct error *error) {
+/* Where the first student keeps its whole prompt until the prompt's end, the teacher is a fork of it. */
+static int fork_teacher(struct rollout *rollout, uint32_t row, struct error *error) {
+    struct sequence *fork = sequence_fork(rollout->students[0]);
+    if (fork == NULL || sequence_drop_policy(fork, NULL) != 0) {
+        sequence_free(fork);
+        return start_teacher(rollout, error);
+    }
+    rollout->teacher = fork;
+    return choose_next(rollout, 0, row, error);
+}
+
+/* A student by itself. *row: as feed_prompt's. */
+static int start_student(struct rollout *rollout, uint32_t index, uint32_t *row, struct error *error) {
     const struct rollout_plan *plan = rollout->plan;
     struct sequence *sequence = sequence_create(rollout->training->engine);
     rollout->students[index] = sequence;
@@ -117,24 +127,28 @@ static int start_student(struct rollout *rollout, uint32_t index, struct error *
     int code = sequence_set_policy(sequence, &plan->students[index].settings, plan->prompt_tokens, error);
     if (code == 0 && sequence_reuse_prefix(sequence, plan->prompt, plan->prompt_tokens) > 0)
         code = train_yield(rollout->training);
-    return code == 0 ? feed_prompt(rollout, sequence, NULL, error) : code;
+    return code == 0 ? feed_prompt(rollout, sequence, row, error) : code;
 }
 
-/* Forks the first student before its first prune, where the settings allow that; else computes the prompt again. */
-static int start_students(struct rollout *rollout, struct error *error) {
+/* All sequences at the end of the prompt. Forks of the first student before its first prune, where the settings allow
+ * that; else the prompt is computed again. */
+static int start_sequences(struct rollout *rollout, struct error *error) {
     const struct rollout_plan *plan = rollout->plan;
-    struct sequence *stem = NULL;
-    int code = 0;
-    for (uint32_t i = 0; code == 0 && i < plan->students_count; i++) {
-        struct sequence *fork = stem != NULL ? sequence_fork(stem) : NULL;
+    uint32_t row = 0;
+    int code = start_student(rollout, 0, &row, error);
+    if (code == 0)
+        code = fork_teacher(rollout, row, error);
+    struct sequence *stem = rollout->students[0];
+    for (uint32_t i = 1; code == 0 && i < plan->students_count; i++) {
+        struct sequence *fork = sequence_fork(stem);
         if (fork != NULL && sequence_change_policy(fork, &plan->students[i].settings, NULL) == 0) {
             rollout->students[i] = fork;
             continue;
         }
         sequence_free(fork);
-        code = start_student(rollout, i, error);
+        code = train_yield(rollout->training);
         if (code == 0)
-            code = train_yield(rollout->training);
+            code = start_student(rollout, i, NULL, error);
         stem = rollout->students[i];
     }
     return code;
@@ -209,9 +223,9 @@ static int step(struct rollout *rollout, uint32_t index, float *kl, struct error
 
 static int run_once(struct rollout *rollout, float *kl, struct error *error) {
     const struct rollout_plan *plan = rollout->plan;
-    int code = start_teacher(rollout, error);
+    int code = start_sequences(rollout, error);
     if (code == 0)
-        code = start_students(rollout, error);
+        code = train_yield(rollout->training);
     if (code == 0)
         code = prune_students(rollout, error);
     for (uint32_t i = 0; i < plan->students_count; i++)

@@ -169,8 +169,9 @@ def test_scores_of_the_fixture(tmp_path):
         shape = {"features": "paper", "inputs": reference.PAPER_INPUTS, "content": 0, "hidden": hidden, "layers": 1,
                  "kv_heads": 1, "head_dim": 1}
         p.setdefault("skip", np.zeros((1, inputs), np.float32))
+        levels = {name: np.ones(1, np.float32) for name in reference.LEVELS}
         path = tmp_path / f"{i}.safetensors"
-        write_safetensors(path, p | {"layer_budgets": np.ones(1, np.float32)}, metadata_of(shape))
+        write_safetensors(path, p | levels, metadata_of(shape))
         requests.append({"op": "normalised", "file": str(path), "head": 0, "inputs": np.ravel(case["x"]).tolist()})
         used.append(case)
     assert used

@@ -309,19 +309,27 @@ static void case_kl(struct parity *parity) {
     size_t count = (size_t)rows * vocabulary;
     float *p = parity_host(count * sizeof *p), *q = parity_host(count * sizeof *q);
     double want[4];
+    uint32_t p_rows[4];
     for (size_t i = 0; i < count; i++) {
         p[i] = 4 * parity_normal(parity);
-        q[i] = p[i] + distance * parity_normal(parity) + (distance > 0 ? shift : 0);
         if (parity->round % 3 == 0 && parity_random(parity, 0, 9) == 0 && i % vocabulary > 0)
             p[i] = -INFINITY;
-        if (parity->round % 3 == 0 && p[i] == -INFINITY && parity_random(parity, 0, 1) == 0)
-            q[i] = -INFINITY;
     }
-    for (uint32_t row = 0; row < rows; row++)
-        want[row] = reference_kl(p + (size_t)row * vocabulary, q + (size_t)row * vocabulary, vocabulary);
+    for (uint32_t row = 0; row < rows; row++) {
+        p_rows[row] = parity->round % 2 == 0 ? row : parity_random(parity, 0, rows - 1);
+        const float *of = p + (size_t)p_rows[row] * vocabulary;
+        float *to = q + (size_t)row * vocabulary;
+        for (uint32_t i = 0; i < vocabulary; i++) {
+            float finite = of[i] == -INFINITY ? 4 * parity_normal(parity) : of[i];
+            to[i] = finite + distance * parity_normal(parity) + (distance > 0 ? shift : 0);
+            if (of[i] == -INFINITY && parity_random(parity, 0, 1) == 0)
+                to[i] = -INFINITY;
+        }
+        want[row] = reference_kl(of, to, vocabulary);
+    }
     float *device_p = parity_upload(parity, p, count * sizeof *p), got[4];
     float *device_q = parity_upload(parity, q, count * sizeof *q);
-    parity->operations->kl(parity->backend, device_p, device_q, rows, vocabulary, got);
+    parity->operations->kl(parity->backend, device_p, p_rows, device_q, rows, vocabulary, got);
     parity_check_close(parity, got, want, rows, 1e-13, 1e-5, "kl V=%u, distance %g", vocabulary, (double)distance);
     parity_check_same(parity, got, rows * sizeof *got);
     p[0] = -INFINITY; /* a token of q alone is finite, one of p alone is not */
@@ -332,7 +340,7 @@ static void case_kl(struct parity *parity) {
         device_p = parity_upload(parity, p, count * sizeof *p);
         device_q = parity_upload(parity, q, count * sizeof *q);
         want[0] = reference_kl(p, q, vocabulary);
-        parity->operations->kl(parity->backend, device_p, device_q, 1, vocabulary, got);
+        parity->operations->kl(parity->backend, device_p, (const uint32_t[]){0}, device_q, 1, vocabulary, got);
         parity_check_close(parity, got, want, 1, 1e-13, 1e-5, "kl with infinities V=%u", vocabulary);
         parity_release(parity, device_p);
         parity_release(parity, device_q);
@@ -362,7 +370,8 @@ static void work_sample(void *context) {
 
 static void work_kl(void *context) {
     struct timed *timed = context;
-    timed->parity->operations->kl(timed->parity->backend, timed->logits, timed->logits + (size_t)4 * TIMED_V,
+    static const uint32_t p_rows[] = {0, 1, 2, 3};
+    timed->parity->operations->kl(timed->parity->backend, timed->logits, p_rows, timed->logits + (size_t)4 * TIMED_V,
         timed->rows < 4 ? timed->rows : 4, TIMED_V, timed->kl);
 }
 

@@ -124,8 +124,8 @@ static void test_arrays(void **state) {
     assert_true(array.trained && array.matrix);
     assert_int_equal(array.dimensions[0], heads);
     assert_int_equal(array.dimensions[2], 16);
-    assert_false(network_array(network, 9, &array));
-    assert_false(network_array(other, 12, &array));
+    assert_false(network_array(network, 12, &array));
+    assert_false(network_array(other, 15, &array));
     assert_null(other->content);
     assert_null(network->mlp_b1);
     network_release(network);

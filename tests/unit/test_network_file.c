@@ -349,15 +349,20 @@ static void test_not_finite(void **state) {
     uint64_t header;
     memcpy(&header, bytes.data, 8);
     unsigned char *data = bytes.data + 8 + header, *last = bytes.data + bytes.size - 4;
+    unsigned char *last_budget = last - 3 * 3 * sizeof(float); /* before three more arrays of three layers */
     const float not_a_number = NAN, infinite = -INFINITY, negative = -1;
     float kept;
     memcpy(&kept, data + 12, 4);
     memcpy(data + 12, &not_a_number, 4);
     refuse(bytes.data, bytes.size, "number 3 of tensor 'content' is not finite");
     memcpy(data + 12, &kept, 4);
-    memcpy(last, &infinite, 4);
+    memcpy(last_budget, &infinite, 4);
     refuse(bytes.data, bytes.size, "number 2 of tensor 'layer_budgets' is not finite");
-    memcpy(last, &negative, 4);
+    memcpy(last_budget, &kept, 4);
+    memcpy(last, &infinite, 4);
+    refuse(bytes.data, bytes.size, "number 2 of tensor 'summary_slopes' is not finite");
+    memcpy(last, &kept, 4);
+    memcpy(last_budget, &negative, 4);
     refuse(bytes.data, bytes.size, "budget of layer 2 is negative");
     free(bytes.data);
 }

@@ -12,6 +12,7 @@ CONTENT_INPUTS = ["sum", "mean", "deviation", "entropy", "value_norm", "output_n
                   "recent_8", "recent_4", "recent_2"]
 PAPER_INPUTS = ["mean", "value_norm", "deviation", "entropy", "position"]
 STANDARDISED = ["mean", "value_norm", "deviation"]
+LEVELS = ("layer_budgets", "layer_budget_slopes", "summary_offsets", "summary_slopes")
 
 
 def columns(slots, paper):
@@ -72,8 +73,7 @@ def score(shape, p, head, inputs):
 def arrays(shape):
     """Dimensions of the file's tensors, by name."""
     heads, inputs, hidden = shape["layers"] * shape["kv_heads"], shape["content"] + len(shape["inputs"]), shape["hidden"]
-    levels = {name: [shape["layers"]] for name in ("layer_budgets", "layer_budget_slopes", "summary_offsets",
-                                                   "summary_slopes")}
+    levels = {name: [shape["layers"]] for name in LEVELS}
     if shape["features"] == "paper":
         vectors = {name: [hidden] for name in ("b1", "g1", "o1", "b2", "g2", "o2")}
         return vectors | {"w1": [hidden, inputs], "w2": [hidden, hidden], "w3": [1, hidden], "b3": [1],
