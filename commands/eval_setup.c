@@ -31,6 +31,13 @@ static bool names_seed(const char *text) {
     return strstr(text, ",seed=") != NULL;
 }
 
+static uint32_t shortest(const struct eval_plan *plan) {
+    uint32_t least = plan->lengths[0];
+    for (uint32_t i = 1; i < plan->setup.lengths_count; i++)
+        least = plan->lengths[i] < least ? plan->lengths[i] : least;
+    return least;
+}
+
 /* The settings of one policy of the command line with all its budgets, behind the variants there are. */
 static int add_policy(const struct config *config, const struct trained_policies *trained, const struct engine *engine,
     char *text, struct eval_plan *plan, struct error *error) {
@@ -50,6 +57,8 @@ static int add_policy(const struct config *config, const struct trained_policies
         policy_settings_copy(&variant->settings, &list[i]);
         variant->policy = strdup(text);
         variant->ratio = list[i].ratio;
+        if (strcmp(config->kv_ratio_of, "bytes") == 0)
+            variant->settings.ratio = engine_ratio_of_bytes(engine, &list[i], list[i].ratio, shortest(plan));
         if (!names_seed(text))
             variant->settings.seed = config->seed;
         if (variant->policy == NULL)
@@ -120,9 +129,9 @@ int eval_plan_create(const struct config *config, const struct trained_policies 
     plan->setup.continuation = plan->setup.answers ? 0 : config->continuation;
     int code = check_task(config, error);
     if (code == 0)
-        code = add_variants(config, trained, engine, plan, error);
-    if (code == 0)
         code = add_lengths(config, engine, plan, error);
+    if (code == 0)
+        code = add_variants(config, trained, engine, plan, error);
     return code == 0 ? eval_plan_items(config, engine, tokenizer, plan, error) : code;
 }
 

@@ -41,6 +41,7 @@ struct config {
     uint32_t threads;             /* 0: all that the process may use */
     size_t kv_memory;             /* bytes of the page pool */
     struct string_list kv_policy; /* "name[:FILE][,key=value...]" each; serve: one. See config_policies */
+    char *kv_ratio_of;            /* eval: "tokens" or "bytes" */
     struct string_list kv_ratio;  /* numbers above 0 up to 1; empty: as the policies say. serve: at most one */
     uint32_t kv_tokens;           /* slots of a head instead of a ratio; 0: by ratio */
     size_t kv_swap;               /* bytes of host memory for preempted sequences that were pruned */

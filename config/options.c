@@ -45,6 +45,10 @@ const struct option option_table[] = {
         .argument = "R,...", .section = section_model,
         .help = "part of its tokens that a sequence keeps, unless the policy's own text names a budget; empty: 0.25 for "
                 "policies that evict"},
+    {"kv-ratio-of", OPTION_CHOICE, EVAL, 0, FIELD(kv_ratio_of), .choices = "tokens|bytes", .default_value = "tokens",
+        .argument = "WHAT", .section = section_eval,
+        .help = "what kv-ratio is a part of; bytes: fewer tokens stay, so that they, a policy's statistics of them and "
+                "its summary slots take that part of the full cache (of the shortest prompt)"},
     {"kv-tokens", OPTION_COUNT, POLICY, 0, FIELD(kv_tokens), .maximum = 16 * 1024 * 1024, .default_value = "0",
         .argument = "N", .section = section_model,
         .help = "tokens that a layer's KV head keeps, whatever the sequence's length, instead of kv-ratio; 0: by ratio"},

@@ -5,6 +5,7 @@
 #include "engine/engine_internal.h"
 #include "policy/budget.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 uint32_t demand_prompt_slots(const struct policy_settings *settings, uint32_t prompt_tokens) {
@@ -120,4 +121,17 @@ struct sequence_demand engine_demand(
     uint32_t mean = (uint32_t)((holding.slots + heads - 1) / heads);
     demand.pages += statistics_pages(engine, settings, !pruned, statistics_room_for(mean));
     return demand;
+}
+
+double engine_ratio_of_bytes(
+    const struct engine *engine, const struct policy_settings *settings, double ratio, uint32_t tokens) {
+    const uint32_t many = 1024; /* so that alignment does not count */
+    const struct kv_layout *layout = &kv_cache_pool(engine->cache)->layout;
+    struct statistics_shape arrays = engine_statistics_shape(engine, settings);
+    double slot = (double)kv_page_bytes(layout) / KV_PAGE_SLOTS;
+    double counted = slot + (double)statistics_head_bytes(&arrays, policy_needs(settings, false), many) / many;
+    double slots = ratio * tokens * slot / counted;
+    if (settings->summary) /* is one of the slots, and has its own memory */
+        slots += 1 - (double)summaries_bytes(1, layout->head_dim) / counted;
+    return fmax(fmin(slots / tokens, ratio), fmin(1.0 / tokens, ratio));
 }

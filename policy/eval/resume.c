@@ -22,14 +22,19 @@ static const char *write_network(const struct eval_variant *variant, char text[s
     return text;
 }
 
+/* Of the tokens: less than the ratio where that is of the bytes. */
+static double part_of(const struct eval_variant *variant) {
+    return variant->settings.tokens == 0 ? (double)variant->settings.ratio : 0;
+}
+
 /* What a result depends on beside the item. Texts that are not UTF-8 (file names of policies) fail: NULL. */
 static json_t *key_json(const struct eval_setup *setup, const struct eval_result *result) {
     const struct eval_variant *variant = &setup->variants[result->variant];
     char network[NETWORK_TEXT_MAX];
-    return json_pack("{s:s, s:s, s:I, s:b, s:I, s:s, s:s*, s:f, s:I, s:I, s:I, s:I}", "model", setup->model, "task",
-        setup->task, "seed", (json_int_t)setup->seed, "query_aware", (int)setup->query_aware, "continuation",
+    return json_pack("{s:s, s:s, s:I, s:b, s:I, s:s, s:s*, s:f, s:f, s:I, s:I, s:I, s:I}", "model", setup->model,
+        "task", setup->task, "seed", (json_int_t)setup->seed, "query_aware", (int)setup->query_aware, "continuation",
         (json_int_t)setup->continuation, "kv_policy", variant->policy, "kv_network", write_network(variant, network),
-        "kv_ratio", variant->settings.tokens == 0 ? variant->ratio : 0.0, "kv_tokens",
+        "kv_ratio", variant->settings.tokens == 0 ? variant->ratio : 0.0, "kv_part", part_of(variant), "kv_tokens",
         (json_int_t)variant->settings.tokens, "length", (json_int_t)setup->lengths[result->length], "item",
         (json_int_t)result->item, "part", (json_int_t)result->part);
 }
@@ -132,7 +137,7 @@ static bool same_variant(const json_t *line, const struct eval_variant *variant)
     double ratio = variant->settings.tokens == 0 ? variant->ratio : 0;
     char text[NETWORK_TEXT_MAX];
     if (!is_text(line, "kv_policy", variant->policy) || number_of(line, "kv_ratio") != ratio ||
-        integer_of(line, "kv_tokens") != variant->settings.tokens)
+        number_of(line, "kv_part") != part_of(variant) || integer_of(line, "kv_tokens") != variant->settings.tokens)
         return false;
     const char *network = write_network(variant, text);
     return network != NULL ? is_text(line, "kv_network", network) : json_object_get(line, "kv_network") == NULL;

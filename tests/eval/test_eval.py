@@ -113,6 +113,19 @@ def test_rows_of_kl(kl):
         assert 0 < by_name[policy, 0.5]["kl"] < by_name[policy, 0.2]["kl"]
 
 
+def test_ratio_of_bytes():
+    """Statistics and summary slots (policy/README.md, engine/summary.h) count: keys and values of a slot take 256 bytes and
+    its position 4; h2o's sum 8; the sums of a summary slot 130 floats and itself 129."""
+    doc = document("--task", "kl", "--length", "256", "--continuation", "1", "--limit", "1", "--kv-ratio", "0.5",
+                   "--kv-ratio-of", "bytes", "--kv-policy", "streaming", "--kv-policy", "h2o", "--kv-policy",
+                   "h2o,summary=1", "--kv-policy", "streaming,tokens=40")
+    kept = {row["kv_policy"]: row["kv_tokens_kept"] for row in doc["rows"]}
+    assert kept["streaming"] == 128
+    assert kept["h2o"] == 128 * 260 // 268
+    assert kept["h2o,summary=1"] == (128 * 260 - 259 * 4) // 268  # the slot that it is has no page
+    assert kept["streaming,tokens=40"] == 40
+
+
 def test_budget_is_what_is_held(kl, needle):
     for row in kl["rows"]:
         if row["kv_policy"] != "full":
