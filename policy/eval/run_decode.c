@@ -301,17 +301,35 @@ static int advance(struct eval_run *run, uint32_t i, struct error *error) {
     return code;
 }
 
-static int step(struct eval_run *run, uint32_t count, struct error *error) {
+/* Of run->sequences, those that are due: beside others one after the other, since all may be due at once. Rows are
+ * lost. Time of others is not counted. */
+static int prune_active(struct eval_run *run, uint32_t count, double *start, struct error *error) {
     struct engine *engine = run->options.engine;
+    int code = 0;
+    if (run->options.background == NULL)
+        return engine_prune(engine, run->sequences, count, error);
+    for (uint32_t i = 0; code == 0 && i < count; i++) {
+        if (sequence_room(run->sequences[i]) != 0)
+            continue;
+        code = engine_prune(engine, &run->sequences[i], 1, error);
+        double before = clock_seconds();
+        if (code == 0)
+            code = give_way(run);
+        *start += clock_seconds() - before;
+    }
+    return code;
+}
+
+static int step(struct eval_run *run, uint32_t count, struct error *error) {
     double start = clock_seconds();
-    int code = engine_forward(engine, run->items, count, error);
+    int code = engine_forward(run->options.engine, run->items, count, error);
     if (code != 0)
         return code;
     code = sample_active(run, count, error);
     if (code == 0 && run->work->item == NULL)
         code = compare_active(run, count, error);
     if (code == 0)
-        code = engine_prune(engine, run->sequences, count, error);
+        code = prune_active(run, count, &start, error);
     add_time(run, count, start);
     for (uint32_t i = 0; i < count && code == 0; i++)
         code = advance(run, i, error);

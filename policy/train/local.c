@@ -82,9 +82,9 @@ static int local_begin(struct training *training, struct error *error) {
         return error_set(error, ERROR_MEMORY, "no memory for the stage local");
     state->training = training;
     state->students = students < ROLLOUT_STUDENTS_MAX ? students : ROLLOUT_STUDENTS_MAX;
-    state->grams = output_grams(engine_model(training->engine), training->threads, error);
+    state->grams = output_grams(training, engine_model(training->engine), error);
     if (state->grams == NULL)
-        return ERROR_MEMORY;
+        return error->code;
     int code = records_create(training, &plan, &records, error);
     if (code != 0)
         return code;

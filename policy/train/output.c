@@ -30,19 +30,27 @@ static void gram_work(void *context, uint32_t head, uint32_t thread) {
         job->grams[head * dim * dim + i] = (float)sums[i];
 }
 
-float *output_grams(const struct model *model, struct thread_pool *threads, struct error *error) {
+/* W_o of a layer: rows one after the other. */
+static void dequantise(const struct tensor *output, float *dense) {
+    for (uint32_t r = 0; r < output->rows; r++)
+        tensor_dequantise_row(output, r, dense + r * (size_t)output->columns);
+}
+
+float *output_grams(struct training *training, const struct model *model, struct error *error) {
     const struct model_shape *shape = &model->shape;
+    struct thread_pool *threads = training->threads;
     size_t square = (size_t)shape->head_dim * shape->head_dim, layer_numbers = shape->heads * square, rows = 0;
     for (uint32_t l = 0; l < shape->layers; l++)
         rows = model->layers[l].attn_output.rows > rows ? model->layers[l].attn_output.rows : rows;
     float *grams = malloc(shape->layers * layer_numbers * sizeof *grams);
     float *dense = malloc(rows * shape->heads * shape->head_dim * sizeof *dense);
     double *sums = malloc(thread_pool_size(threads) * square * sizeof *sums);
-    bool there = grams != NULL && dense != NULL && sums != NULL;
-    for (uint32_t l = 0; there && l < shape->layers; l++) {
+    int code = grams != NULL && dense != NULL && sums != NULL
+                   ? 0
+                   : error_set(error, ERROR_MEMORY, "no memory for products of the output matrices");
+    for (uint32_t l = 0; code == 0 && l < shape->layers; l++) {
         const struct tensor *output = &model->layers[l].attn_output;
-        for (uint32_t r = 0; r < output->rows; r++)
-            tensor_dequantise_row(output, r, dense + r * (size_t)output->columns);
+        dequantise(output, dense);
         struct gram_job job = {.dense = dense,
             .rows = (uint32_t)output->rows,
             .heads = shape->heads,
@@ -50,13 +58,14 @@ float *output_grams(const struct model *model, struct thread_pool *threads, stru
             .sums = sums,
             .grams = grams + l * layer_numbers};
         thread_pool_run(threads, shape->heads, gram_work, &job);
+        if (train_pause(training) != 0)
+            code = error_set(error, ERROR_CANCELLED, "stopped");
     }
     free(dense);
     free(sums);
-    if (there)
+    if (code == 0)
         return grams;
     free(grams);
-    error_set(error, ERROR_MEMORY, "no memory for products of the output matrices");
     return NULL;
 }
 

@@ -14,8 +14,9 @@
 
 #include "policy/train/record.h"
 
-/* [layers][query heads][head_dim][head_dim], on threads. NULL: ERROR_MEMORY. */
-float *output_grams(const struct model *model, struct thread_pool *threads, struct error *error);
+/* [layers][query heads][head_dim][head_dim], on training->threads; gives way between layers. NULL: ERROR_MEMORY, or
+ * ERROR_CANCELLED. */
+float *output_grams(struct training *training, const struct model *model, struct error *error);
 
 /* Numbers of work space that output_open wants for a head of so many slots. */
 size_t output_work(const struct records *records, uint32_t slots);

@@ -15,6 +15,7 @@
 enum { STREAM_STUDENTS = 0x53545544, STREAM_PRUNES = 0x5052554E };
 enum { GROUP_MOST = 8, STATISTICS = STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY };
 enum { MEMORY_MOST = 2000 << 20 /* of all examples */, LAYERS_PART = 3 /* one of so many layers, if memory allows */ };
+enum { ROWS_OF_LANE = 4 /* a decode step of a long sequence takes as long as so many rows of a prompt */ };
 enum { EXAMPLES_MOST = 1 + RECORD_STUDENTS * RECORD_PRUNES, UNBOUNDED = 1 << 30 /* a budget that is never reached */ };
 enum { BUDGET_INPUTS = 1 << INPUT_BUDGET | 1 << INPUT_RECENT_8 | 1 << INPUT_RECENT_4 | 1 << INPUT_RECENT_2 };
 static const double ratio_least = 0.04, ratio_most = 0.5; /* of students */
@@ -95,7 +96,10 @@ static int choose_next(struct recorder *recorder, uint32_t row, int32_t *next, s
 
 /* A prune is done when more is to follow it: what was before it can be seen until then. */
 static int prune_due(struct recorder *recorder, struct sequence *sequence, struct error *error) {
-    return sequence_room(sequence) == 0 ? engine_prune(recorder->training->engine, &sequence, 1, error) : 0;
+    if (sequence_room(sequence) != 0)
+        return 0;
+    int code = engine_prune(recorder->training->engine, &sequence, 1, error);
+    return code == 0 ? train_yield(recorder->training) : code;
 }
 
 /* Appends the lane's tokens until the sequence has seen `until` of them, and chooses the next one when it is wanted. */
@@ -137,8 +141,6 @@ static int read_teacher(struct recorder *recorder, struct lane *lane, struct err
             code = recording_begin_future(&recorder->reader, example, lane->teacher, error);
         if (code == 0 && example->end == seen)
             code = recording_end_future(&recorder->reader, example, lane->teacher, error);
-        if (code == 0 && (example->at == seen || example->end == seen))
-            code = train_yield(recorder->training);
     }
     return code;
 }
@@ -165,40 +167,48 @@ static int follow_text(struct recorder *recorder, struct lane *lane, struct erro
     return code;
 }
 
-/* A step of those that are not at their end; *active: their number. */
-static int decode_step(
-    struct recorder *recorder, struct lane *lanes, uint32_t count, uint32_t *active, struct error *error) {
-    struct batch_item items[GROUP_MOST];
-    struct lane *owners[GROUP_MOST];
-    int code = 0;
-    *active = 0;
-    for (uint32_t i = 0; code == 0 && i < count; i++) {
-        uint32_t seen = sequence_length(lanes[i].teacher);
-        if (!lanes[i].own || seen >= lanes[i].end)
-            continue;
-        code = prune_due(recorder, lanes[i].teacher, error);
-        owners[*active] = &lanes[i];
-        items[(*active)++] = (struct batch_item){
-            .sequence = lanes[i].teacher, .tokens = lanes[i].tokens + seen, .count = 1, .want = WANT_LAST};
-    }
-    if (code == 0 && *active > 0)
-        code = engine_forward(recorder->training->engine, items, *active, error);
-    recorder->training->tokens += *active;
-    for (uint32_t i = 0; code == 0 && i < *active; i++)
-        code =
-            choose_next(recorder, items[i].first_row, &owners[i]->tokens[sequence_length(owners[i]->teacher)], error);
-    for (uint32_t i = 0; code == 0 && i < *active; i++)
-        code = read_teacher(recorder, owners[i], error);
-    return code;
+/* Those that are not at their end: their number. */
+static uint32_t find_active(struct lane *lanes, uint32_t count, struct lane **active) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (lanes[i].own && sequence_length(lanes[i].teacher) < lanes[i].end)
+            active[found++] = &lanes[i];
+    return found;
 }
 
-/* The continuations that are the teacher's own, side by side. */
-static int decode_own(struct recorder *recorder, struct lane *lanes, uint32_t count, struct error *error) {
+/* A step of these. */
+static int decode_step(struct recorder *recorder, struct lane *const *lanes, uint32_t count, struct error *error) {
+    struct batch_item items[GROUP_MOST];
     int code = 0;
-    for (uint32_t active = 1; code == 0 && active > 0;) {
-        code = decode_step(recorder, lanes, count, &active, error);
-        if (code == 0 && active > 0)
-            code = train_yield(recorder->training);
+    for (uint32_t i = 0; code == 0 && i < count; i++) {
+        struct sequence *teacher = lanes[i]->teacher;
+        code = prune_due(recorder, teacher, error);
+        items[i] = (struct batch_item){
+            .sequence = teacher, .tokens = lanes[i]->tokens + sequence_length(teacher), .count = 1, .want = WANT_LAST};
+    }
+    if (code == 0)
+        code = engine_forward(recorder->training->engine, items, count, error);
+    recorder->training->tokens += count;
+    for (uint32_t i = 0; code == 0 && i < count; i++)
+        code = choose_next(recorder, items[i].first_row, &lanes[i]->tokens[sequence_length(lanes[i]->teacher)], error);
+    for (uint32_t i = 0; code == 0 && i < count; i++)
+        code = read_teacher(recorder, lanes[i], error);
+    return code == 0 ? train_yield(recorder->training) : code;
+}
+
+/* The continuations that are the teacher's own, side by side: fewer of them while others want the processor. */
+static int decode_own(struct recorder *recorder, struct lane *lanes, uint32_t count, struct error *error) {
+    const struct training *training = recorder->training;
+    struct lane *active[GROUP_MOST];
+    uint32_t found;
+    int code = 0;
+    while (code == 0 && (found = find_active(lanes, count, active)) > 0) {
+        for (uint32_t first = 0, slice; code == 0 && first < found; first += slice) {
+            uint32_t rows = background_rows(training->run->background, engine_batch_rows(training->engine));
+            slice = rows > ROWS_OF_LANE ? rows / ROWS_OF_LANE : 1;
+            slice = slice < found - first ? slice : found - first;
+            code = decode_step(recorder, active + first, slice, error);
+        }
     }
     return code;
 }
@@ -311,8 +321,11 @@ static int compute_group(
     struct recorder *recorder, struct lane *lanes, uint32_t first, uint32_t count, struct error *error) {
     uint32_t students = recorder->plan->students != NULL ? RECORD_STUDENTS : 0;
     int code = 0;
-    for (uint32_t i = 0; code == 0 && i < count; i++)
+    for (uint32_t i = 0; code == 0 && i < count; i++) {
         code = open_lane(recorder, first + i, &lanes[i], error);
+        if (code == 0)
+            code = train_yield(recorder->training);
+    }
     for (uint32_t i = 0; code == 0 && i < count; i++)
         code = compute_prompt(recorder, &lanes[i], error);
     for (uint32_t i = 0; code == 0 && i < count; i++)
@@ -416,7 +429,7 @@ int records_create(
         return ERROR_MEMORY;
     uint32_t slots = recorder.records->slots_most + training->options->future;
     int code = recording_reader_open(
-        &recorder.reader, recorder.records, slots + 2 * KV_PAGE_SLOTS, training->options->future, error);
+        &recorder.reader, training, recorder.records, slots + 2 * KV_PAGE_SLOTS, training->options->future, error);
     if (code == 0 && tokenizer_list_ends(training->run->tokenizer, &recorder.ends) != 0)
         code = no_memory(error);
     if (code == 0)

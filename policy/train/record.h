@@ -89,7 +89,7 @@ void records_widen(const uint16_t *from, size_t count, float *to);
  * grid of budgets); content keeps 0 and 1. Gives way between heads. */
 int records_normalise(struct training *training, const struct records *records, struct error *error);
 
-/* Means and deviations of keys by head, and all keys whitened by them. Gives way between sequences. */
+/* Means and deviations of keys by head, and all keys whitened by them. Gives way between heads. */
 int records_whiten_keys(struct training *training, struct records *records, struct error *error);
 /* Turns the content map into the one that takes whitened keys, and back. Gradients of all its numbers are alike there,
  * whatever the keys. */

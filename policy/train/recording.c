@@ -15,10 +15,11 @@ static int no_memory(struct error *error) {
 
 /* ---- work space ---- */
 
-int recording_reader_open(struct recording_reader *reader, const struct records *records, uint32_t capacity,
-    uint32_t window, struct error *error) {
+int recording_reader_open(struct recording_reader *reader, struct training *training, const struct records *records,
+    uint32_t capacity, uint32_t window, struct error *error) {
     struct head_features *features = &reader->features;
     size_t slots = capacity;
+    reader->training = training;
     reader->records = records;
     *features = (struct head_features){.capacity = capacity,
         .positions = malloc(slots * sizeof(uint32_t)),
@@ -205,8 +206,11 @@ int recording_standards(
     struct recording_reader *reader, struct sequence *sequence, float (*standards)[6], struct error *error) {
     uint32_t count;
     int code = 0;
-    for (uint32_t head = 0; code == 0 && head < reader->records->heads; head++)
+    for (uint32_t head = 0; code == 0 && head < reader->records->heads; head++) {
         code = read_inputs(reader, sequence, head, &count, standards[head], error);
+        if (code == 0)
+            code = train_yield(reader->training);
+    }
     return code;
 }
 
@@ -234,6 +238,8 @@ int recording_read(struct recording_reader *reader, struct recording *example, s
         code = read_head(reader, sequence, head, error);
         if (code == 0 && standards != NULL)
             memcpy(head->standard, standards[head->head], sizeof head->standard);
+        if (code == 0)
+            code = train_yield(reader->training);
     }
     return code;
 }
@@ -302,6 +308,9 @@ static int read_attention(struct recording_reader *reader, struct recording *exa
                 future[wanted.positions[i]] = wanted.sum[i] - (ends ? future[wanted.positions[i]] : 0);
         if (outputs)
             store_outputs(reader, example, head);
+        code = train_yield(reader->training);
+        if (code != 0)
+            return code;
     }
     return 0;
 }

@@ -10,15 +10,17 @@
 
 enum { RECORDING_TEACHER = UINT32_MAX };
 
-/* Work space for reading caches. */
+/* Work space for reading caches. Whoever reads all heads of one gives way between them (train_yield): a long one takes
+ * a millisecond or two. */
 struct recording_reader {
+    struct training *training;
     const struct records *records;
     struct head_features features; /* values and head_window: of records with outputs */
     float *inputs;                 /* [slots][fixed] */
 };
 /* slots: most of a head; window: queries whose attention outputs are recorded from. */
-int recording_reader_open(struct recording_reader *reader, const struct records *records, uint32_t slots,
-    uint32_t window, struct error *error);
+int recording_reader_open(struct recording_reader *reader, struct training *training, const struct records *records,
+    uint32_t slots, uint32_t window, struct error *error);
 void recording_reader_close(struct recording_reader *reader);
 
 struct recording {

@@ -71,7 +71,7 @@ void records_keys(const struct records *records, const struct recorded_head *hea
 
 /* ---- normalisation ---- */
 
-/* Sums of one head's inputs: [heads][inputs]. */
+/* Sums of the inputs or keys of each head: [heads], and [heads][inputs or head_dim]. */
 struct moments {
     double *count, *sum, *squares;
 };
@@ -165,58 +165,66 @@ int records_normalise(struct training *training, const struct records *records, 
 
 /* ---- whitening ---- */
 
-static void add_keys(const struct records *records, const struct recorded_sequence *sequence, double *counts,
-    double *sums, double *squares) {
+static void add_keys(const struct records *records, const struct recorded_head *head, void *context) {
+    const struct moments *moments = context;
     uint32_t dim = records->shape.head_dim;
-    for (uint32_t h = 0; h < sequence->heads_count; h++) {
-        const struct recorded_head *head = &sequence->heads[h];
-        double *sum = sums + (size_t)head->head * dim, *square = squares + (size_t)head->head * dim;
-        counts[head->head] += head->slots;
-        for (size_t i = 0; i < (size_t)head->slots * dim; i++) {
-            double value = widen(head->keys[i]);
-            sum[i % dim] += value;
-            square[i % dim] += value * value;
-        }
+    double *sum = moments->sum + (size_t)head->head * dim, *square = moments->squares + (size_t)head->head * dim;
+    moments->count[head->head] += head->slots;
+    for (size_t i = 0; i < (size_t)head->slots * dim; i++) {
+        double value = widen(head->keys[i]);
+        sum[i % dim] += value;
+        square[i % dim] += value * value;
     }
 }
 
 /* In place. */
-static void whiten_keys(const struct records *records, const struct recorded_sequence *sequence) {
+static void whiten_keys(const struct records *records, const struct recorded_head *head, void *context) {
     uint32_t dim = records->shape.head_dim;
-    for (uint32_t h = 0; h < sequence->heads_count; h++) {
-        const struct recorded_head *head = &sequence->heads[h];
-        const float *mean = records->key_mean + (size_t)head->head * dim;
-        const float *scale = records->key_scale + (size_t)head->head * dim;
-        for (size_t i = 0; i < (size_t)head->slots * dim; i++)
-            head->keys[i] = float_to_half((widen(head->keys[i]) - mean[i % dim]) * scale[i % dim]);
+    const float *mean = records->key_mean + (size_t)head->head * dim;
+    const float *scale = records->key_scale + (size_t)head->head * dim;
+    (void)context;
+    for (size_t i = 0; i < (size_t)head->slots * dim; i++)
+        head->keys[i] = float_to_half((widen(head->keys[i]) - mean[i % dim]) * scale[i % dim]);
+}
+
+/* Each head of each sequence, giving way in between. */
+static int visit_heads(struct training *training, const struct records *records,
+    void (*visit)(const struct records *records, const struct recorded_head *head, void *context), void *context) {
+    int code = 0;
+    for (uint32_t s = 0; code == 0 && s < records->count; s++) {
+        const struct recorded_sequence *sequence = &records->sequences[s];
+        for (uint32_t h = 0; code == 0 && h < sequence->heads_count; h++) {
+            visit(records, &sequence->heads[h], context);
+            code = train_pause(training);
+        }
     }
+    return code;
 }
 
 int records_whiten_keys(struct training *training, struct records *records, struct error *error) {
     size_t numbers = (size_t)records->heads * records->shape.head_dim;
     uint32_t dim = records->shape.head_dim;
-    double *counts = calloc(records->heads, sizeof *counts), *sums = calloc(2 * numbers, sizeof *sums);
+    struct moments moments = {.count = calloc(records->heads, sizeof(double)),
+        .sum = calloc(numbers, sizeof(double)),
+        .squares = calloc(numbers, sizeof(double))};
     records->key_mean = calloc(numbers, sizeof(float));
     records->key_scale = calloc(numbers, sizeof(float));
-    int code = counts == NULL || sums == NULL || records->key_mean == NULL || records->key_scale == NULL
+    int code = moments.count == NULL || moments.sum == NULL || moments.squares == NULL || records->key_mean == NULL ||
+                       records->key_scale == NULL
                    ? error_set(error, ERROR_MEMORY, "no memory for recorded examples")
-                   : 0;
-    for (uint32_t s = 0; code == 0 && s < records->count; s++) {
-        add_keys(records, &records->sequences[s], counts, sums, sums + numbers);
-        code = train_pause(training);
-    }
+                   : visit_heads(training, records, add_keys, &moments);
     for (size_t i = 0; code == 0 && i < numbers; i++) {
-        double count = counts[i / dim] > 0 ? counts[i / dim] : 1, mean = sums[i] / count;
-        double variance = sums[numbers + i] / count - mean * mean;
+        bool recorded = moments.count[i / dim] > 0;
+        double count = recorded ? moments.count[i / dim] : 1, mean = moments.sum[i] / count;
+        double variance = moments.squares[i] / count - mean * mean;
         records->key_mean[i] = (float)mean;
-        records->key_scale[i] = counts[i / dim] > 0 && variance > 1e-6 ? (float)(1 / sqrt(variance)) : 1;
+        records->key_scale[i] = recorded && variance > 1e-6 ? (float)(1 / sqrt(variance)) : 1;
     }
-    for (uint32_t s = 0; code == 0 && s < records->count; s++) {
-        whiten_keys(records, &records->sequences[s]);
-        code = train_pause(training);
-    }
-    free(counts);
-    free(sums);
+    if (code == 0)
+        code = visit_heads(training, records, whiten_keys, NULL);
+    free(moments.count);
+    free(moments.sum);
+    free(moments.squares);
     return code;
 }
 

@@ -152,7 +152,9 @@ static double plain_error(const struct made *made, uint32_t layer, uint32_t kv_h
 static void test_errors(void **state) {
     (void)state;
     static struct made made;
-    float *grams = output_grams(model, threads, NULL);
+    struct train_run run = {.engine = NULL};
+    struct training training = {.run = &run, .threads = threads};
+    float *grams = output_grams(&training, model, NULL);
     assert_non_null(grams);
     for (uint32_t head = 0; head < model->shape.layers * model->shape.kv_heads; head++) {
         make(&made, head);
