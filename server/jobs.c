@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { RETRY_SECONDS = 1 };
+enum { RETRY_SECONDS_MOST = 16 };
 
 /* --- Texts --- */
 
@@ -206,10 +206,10 @@ static bool jobs_is_draining(struct jobs *jobs) {
     return draining;
 }
 
-static void jobs_pause_before_retry(struct jobs *jobs) {
+static void jobs_pause_before_retry(struct jobs *jobs, unsigned seconds) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += RETRY_SECONDS;
+    until.tv_sec += seconds;
     pthread_mutex_lock(&jobs->mutex);
     if (!jobs->draining)
         pthread_cond_timedwait(&jobs->woken, &jobs->mutex, &until);
@@ -218,7 +218,7 @@ static void jobs_pause_before_retry(struct jobs *jobs) {
 
 int jobs_insist(struct jobs *jobs, store_run run, void *state) {
     struct error error = {0};
-    for (;;) {
+    for (unsigned seconds = 1;; seconds = seconds < RETRY_SECONDS_MOST ? 2 * seconds : seconds) {
         int code = store_call(jobs->options.store, run, state, &error);
         if (code >= 0)
             return code;
@@ -226,7 +226,7 @@ int jobs_insist(struct jobs *jobs, store_run run, void *state) {
             LOG_STRING(error.message), NULL);
         if (jobs_is_draining(jobs))
             return ERROR_CANCELLED;
-        jobs_pause_before_retry(jobs);
+        jobs_pause_before_retry(jobs, seconds);
     }
 }
 

@@ -3,12 +3,17 @@
 
 #include "store/schema.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <sqlite3.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Of the write-ahead log: what is on the disk from the start, and pages of 4 KiB after which it is emptied. */
+enum { LOG_BYTES = 2 << 20, LOG_PAGES = 256 };
 
 struct database {
     sqlite3 *handle;
@@ -112,7 +117,7 @@ static int database_script(struct database *database, const char *sql, struct er
 
 int database_begin(struct database *database, struct error *error) {
     database->full = false;
-    return database_script(database, "BEGIN IMMEDIATE", error);
+    return database_script(database, "BEGIN", error);
 }
 
 int database_commit(struct database *database, struct error *error) {
@@ -194,6 +199,20 @@ static int database_prepare_schema(struct database *database, struct error *erro
     return database_script(database, schema_script, error);
 }
 
+/* On a full disk what goes into the log can still be written: it has its blocks, of which it uses one after the other
+ * whatever the file's size is. Without them everything works as well, but for a full disk. */
+static void database_reserve_log(struct database *database) {
+    char sql[64];
+    char *name = sqlite3_mprintf("%s-wal", database->file);
+    int fd = name == NULL ? -1 : open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    snprintf(sql, sizeof sql, "PRAGMA wal_autocheckpoint = %d", LOG_PAGES);
+    if (fd >= 0 && posix_fallocate(fd, 0, LOG_BYTES) == 0)
+        database_script(database, sql, NULL);
+    if (fd >= 0)
+        close(fd);
+    sqlite3_free(name);
+}
+
 struct database *database_open(const char *file, struct error *error) {
     struct database *database = calloc(1, sizeof *database);
     struct error local;
@@ -217,6 +236,7 @@ struct database *database_open(const char *file, struct error *error) {
         database_script(
             database, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;", error) != 0)
         goto fail;
+    database_reserve_log(database);
     return database;
 fail:
     database_close(database);

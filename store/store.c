@@ -4,6 +4,7 @@
 #include "engine/log.h"
 #include "store/sweep.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,6 +17,9 @@
 #include <unistd.h>
 
 enum { RESERVE_BYTES = 1 << 20, BATCH_MAX = 256, PACE_MAX = 1024 };
+
+static const char *const folders[] = {NULL, "files", "policies", "jobs"};
+enum { FOLDERS = sizeof folders / sizeof folders[0] };
 
 /* Posted work, and a caller's that waits on its own stack. */
 struct store_work {
@@ -146,6 +150,30 @@ static int store_lock(struct store *store, struct error *error) {
     return 0;
 }
 
+static bool store_folder_has_files(const struct store *store, const char *folder) {
+    char path[STORE_PATH_MAX];
+    bool found = false;
+    DIR *list = store_path(store, folder, NULL, path, sizeof path) == 0 ? opendir(path) : NULL;
+    for (const struct dirent *entry; list != NULL && !found && (entry = readdir(list)) != NULL;)
+        found = entry->d_name[0] != '.';
+    if (list != NULL)
+        closedir(list);
+    return found;
+}
+
+/* A new database beside the files of a lost one would take them for nobody's, and sweep them away. */
+static int store_check_not_lost(const struct store *store, const char *path, struct error *error) {
+    struct stat status;
+    if (stat(path, &status) == 0 && status.st_size > 0)
+        return 0;
+    for (size_t i = 1; i < FOLDERS; i++)
+        if (store_folder_has_files(store, folders[i]))
+            return error_set(error, ERROR_FORMAT,
+                "%.300s: missing or empty, but %s/ beside it holds files: put it back, or begin with another directory",
+                path, folders[i]);
+    return 0;
+}
+
 /* SQLite takes over the mode of a file that is there. A failure is found when it opens the file. */
 static void store_make_private(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -156,32 +184,43 @@ static void store_make_private(const char *path) {
 /* --- The thread --- */
 
 static void store_run_one(struct store *store, struct store_work *work) {
+    work->error = (struct error){0};
     work->code = database_savepoint(store->database, &work->error);
     if (work->code == 0)
         work->code = work->run(store->database, work->state, &work->error);
     database_release(store->database, work->code >= 0);
 }
 
-/* A transaction of all in the list; each knows its own end afterwards. */
-static void store_run_batch(struct store *store, struct work_list *batch) {
-    struct error error = {0};
-    int code = database_begin(store->database, &error);
-    for (struct store_work *work = batch->first; work != NULL && code == 0; work = work->next) {
+/* A transaction of `count` pieces. 0: each knows its own end. Else nothing was done. */
+static int store_run_transaction(struct store *store, struct store_work *first, size_t count, struct error *error) {
+    int code = database_begin(store->database, error);
+    for (struct store_work *work = first; count > 0 && code == 0; work = work->next, count--) {
         store_run_one(store, work);
         if (!database_in_transaction(store->database)) { /* an error has undone it all */
-            error = work->error;
-            code = work->code < 0 ? work->code : error_set(&error, ERROR_IO, "the transaction was undone");
+            *error = work->error;
+            code = work->code < 0 ? work->code : error_set(error, ERROR_IO, "the transaction was undone");
         }
     }
     if (code == 0)
-        code = database_commit(store->database, &error);
-    if (database_is_full(store->database))
-        store_give_up_reserve(store);
+        code = database_commit(store->database, error);
+    if (code != 0)
+        database_rollback(store->database);
+    return code;
+}
+
+/* All in one transaction; if that fails each in one of its own, so that who only reads does not fail with others. */
+static void store_run_batch(struct store *store, struct work_list *batch) {
+    struct error error = {0};
+    int code = store_run_transaction(store, batch->first, batch->count, &error);
+    bool more = database_is_full(store->database) && store_give_up_reserve(store);
     if (code == 0)
         return;
-    database_rollback(store->database);
-    log_event(LOG_ERROR, NULL, "cannot write the state", "message", LOG_STRING(error.message), NULL);
     for (struct store_work *work = batch->first; work != NULL; work = work->next) {
+        if (more || batch->count > 1)
+            code = store_run_transaction(store, work, 1, &error);
+        if (code == 0)
+            continue;
+        log_event(LOG_ERROR, NULL, "cannot write the state", "message", LOG_STRING(error.message), NULL);
         work->code = code;
         work->error = error;
     }
@@ -278,7 +317,6 @@ void store_poll(struct store *store) {
 /* --- Life --- */
 
 struct store *store_open(const struct store_options *options, struct error *error) {
-    static const char *const folders[] = {NULL, "files", "policies", "jobs"};
     char path[STORE_PATH_MAX];
     struct store *store = calloc(1, sizeof *store);
     if (store == NULL || (store->directory = strdup(options->directory)) == NULL) {
@@ -295,13 +333,15 @@ struct store *store_open(const struct store_options *options, struct error *erro
     list_clear(&store->queue);
     list_clear(&store->results);
     int code = 0;
-    for (size_t i = 0; i < sizeof folders / sizeof folders[0] && code == 0; i++) {
+    for (size_t i = 0; i < FOLDERS && code == 0; i++) {
         code = store_make_folder(store, folders[i], error);
         if (code == 0 && i == 0)
             code = store_lock(store, error);
     }
     if (code == 0 && store_path(store, NULL, "state.sqlite", path, sizeof path - 16) != 0)
         code = error_set(error, ERROR_INVALID, "the path of the state directory is too long");
+    if (code == 0)
+        code = store_check_not_lost(store, path, error);
     if (code != 0)
         goto fail;
     store_reserve(store);

@@ -11,8 +11,9 @@
  *   STATE_DIR/jobs/ID/         checkpoints of a job
  *
  * Work is done in the order in which it was posted. What has come together is one transaction, each piece in a
- * savepoint of its own: a piece that fails changes nothing, a commit that fails fails all of them. So done is called
- * when the work is on the disk. Work must not do anything outside the database that cannot be done in vain.
+ * savepoint of its own: a piece that fails changes nothing. If it cannot be committed each piece is done again in a
+ * transaction of its own. So done is called when the work is on the disk. Work must not do anything outside the
+ * database that cannot be done in vain, or twice: each time it begins anew.
  */
 #ifndef STORE_STORE_H
 #define STORE_STORE_H
@@ -21,7 +22,7 @@
 
 struct store; /* opaque */
 
-/* On the store's thread. 0, or a negative code with error filled. */
+/* On the store's thread, perhaps more than once. 0, or a negative code with error filled. */
 typedef int (*store_run)(struct database *database, void *state, struct error *error);
 /* On the thread that calls store_poll. error: NULL when the work was done. */
 typedef void (*store_done)(void *state, const struct error *error);

@@ -219,6 +219,12 @@ static void admin_call_free(struct admin_call *call) {
 
 static int admin_call_run(struct database *database, void *state, struct error *error) {
     struct admin_call *call = state;
+    json_decref(call->body); /* of a first time, that could not be committed */
+    call->body = NULL;
+    call->reply.length = 0;
+    call->fault = (struct fault){0};
+    call->subject[0] = '\0';
+    call->changed = false;
     int code = call->answer(call, database, error);
     return code < 0 || call->fault.status == 0 ? code : ERROR_INVALID;
 }

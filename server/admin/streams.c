@@ -28,9 +28,9 @@ struct stream {
     struct stream *next, *previous;
     /* of a reading: */
     struct buffer out;
-    int64_t count;
-    bool settled;    /* the runner had done with the job before it began: nothing follows */
-    char status[16]; /* of the job; empty: there is none */
+    int64_t count, reached; /* events; the number of the last one */
+    bool settled;           /* the runner had done with the job before it began: nothing follows */
+    char status[16];        /* of the job; empty: there is none */
 };
 
 static void stream_free(struct stream *stream) {
@@ -60,7 +60,7 @@ static int stream_write(void *context, const struct event_record *event) {
     buffer_format(&stream->out, "id: %lld\ndata: ", (long long)event->number);
     training_write_event(&stream->out, event);
     buffer_string(&stream->out, "\n\n");
-    stream->last = event->number;
+    stream->reached = event->number;
     stream->count++;
     return 0;
 }
@@ -77,15 +77,16 @@ static int stream_take_number(void *context, const struct row *row) {
 
 static int stream_read(struct database *database, void *state, struct error *error) {
     struct stream *stream = state;
+    stream->out.length = 0;
     stream->count = 0;
+    stream->reached = stream->last;
     stream->status[0] = '\0';
     int code = jobs_find(database, stream->job, stream_take_status, stream->status, error);
     if (code > 0 && stream->after[0] != '\0')
-        code = database_query(database, error, stream_take_number, &stream->last,
+        code = database_query(database, error, stream_take_number, &stream->reached,
             "SELECT number FROM events WHERE id = ?1 OR number = CAST(?1 AS INTEGER)", "t", stream->after);
-    stream->after[0] = '\0';
     if (code >= 0)
-        code = events_since(database, stream->job, stream->last, STREAM_PAGE, stream_write, stream, error);
+        code = events_since(database, stream->job, stream->reached, STREAM_PAGE, stream_write, stream, error);
     return code < 0 ? code : 0;
 }
 
@@ -125,6 +126,8 @@ static void stream_was_read(void *state, const struct error *error) {
         stream_fail(stream, error);
         return;
     }
+    stream->last = stream->reached;
+    stream->after[0] = '\0';
     if (!stream->begun)
         exchange_stream(stream->exchange);
     stream->begun = true;
@@ -134,7 +137,6 @@ static void stream_was_read(void *state, const struct error *error) {
     exchange_write(stream->exchange, stream->out.data, stream->out.length);
     bool more = stream->count == STREAM_PAGE || stream->again;
     bool ended = stream_job_has_ended(stream) && !more;
-    stream->out.length = 0;
     stream->again = false;
     if (ended)
         exchange_write(stream->exchange, "data: [DONE]\n\n", 14);

@@ -352,6 +352,84 @@ static void a_full_disk_is_told_and_survived(void **state) {
     assert_int_equal(stat(path, &status), 0); /* taken again */
 }
 
+/* The log has its blocks before it needs them, and what of it was not written yet is told from the rest: a copy of the
+ * directory is what a kill leaves. */
+static void the_log_has_room_and_is_recovered(void **state) {
+    (void)state;
+    char path[128], command[300], copy[80];
+    struct stat status;
+    struct store *store = open_store();
+    snprintf(path, sizeof path, "%s/state.sqlite-wal", directory);
+    assert_int_equal(stat(path, &status), 0);
+    assert_true(status.st_blocks * 512 >= 2 << 20);
+    call(store, insert_job, "job-1");
+    for (int round = 0; round < 3; round++) { /* the log is emptied in between */
+        for (int i = 0; i < 150; i++)
+            call(store, insert_event, "job-1");
+        snprintf(copy, sizeof copy, "%s.copy", directory);
+        snprintf(command, sizeof command, "rm -rf %s && cp -r %s %s", copy, directory, copy);
+        assert_int_equal(system(command), 0);
+        struct store_options options = {.directory = copy};
+        struct store *other = store_open(&options, NULL);
+        assert_non_null(other);
+        int64_t counts[2] = {0, 0};
+        call(other, count_events, counts);
+        assert_int_equal(counts[0], (round + 1) * 150);
+        store_close(other);
+    }
+    snprintf(command, sizeof command, "rm -rf %s", copy);
+    assert_int_equal(system(command), 0);
+    store_close(store);
+}
+
+/* What is posted together is one transaction: when that is undone, what only reads gets its answer all the same, and
+ * what can be written alone is. */
+struct together {
+    int begun, done, failed;
+    bool fails;
+    struct store *store;
+};
+
+static int end_transaction(struct database *database, void *state, struct error *error) {
+    struct together *piece = state;
+    piece->begun++;
+    if (!piece->fails)
+        return database_run(database, error, "SELECT 1", "");
+    database_rollback(database); /* as SQLite does of itself when the disk is full */
+    return error_set(error, ERROR_IO, "full");
+}
+
+static void count_end(void *state, const struct error *error) {
+    struct together *piece = state;
+    piece->done++;
+    piece->failed += error != NULL;
+}
+
+static int wait_a_while(struct database *database, void *state, struct error *error) {
+    (void)database;
+    (void)state;
+    (void)error;
+    usleep(50000); /* the others come together meanwhile */
+    return 0;
+}
+
+static void who_only_reads_does_not_fail_with_others(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    struct together reads = {0}, writes = {.fails = true}, after = {0};
+    store_post(store, wait_a_while, NULL, NULL);
+    store_post(store, end_transaction, count_end, &reads);
+    store_post(store, end_transaction, count_end, &writes);
+    store_post(store, end_transaction, count_end, &after);
+    store_close(store); /* calls done */
+    assert_int_equal(reads.done, 1);
+    assert_int_equal(writes.done, 1);
+    assert_int_equal(after.done, 1);
+    assert_int_equal(reads.failed, 0);
+    assert_int_equal(writes.failed, 1);
+    assert_int_equal(after.failed, 0);
+}
+
 /* --- Files that are not right --- */
 
 static void a_directory_is_for_one_process(void **state) {
@@ -427,6 +505,25 @@ static int insert_file(struct database *database, void *state, struct error *err
     struct file_record file = {
         .id = "file-1", .filename = "a", .purpose = "evals", .stored = "file-1.jsonl", .created = 1, .bytes = 1};
     return files_insert(database, &file, error);
+}
+
+/* Whatever lies there is not taken for nobody's. */
+static void a_lost_database_is_refused(void **state) {
+    static const char *const names[] = {"files/file-1.jsonl", "policies/a.safetensors", "jobs/ftjob-1"};
+    char path[128];
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof names / sizeof names[0]; i++) {
+        const char *name = names[i / 2];
+        store_close(open_store());
+        write_file(name, "x", 1, 0);
+        snprintf(path, sizeof path, "%s/state.sqlite", directory);
+        assert_int_equal(i % 2 == 0 ? unlink(path) : truncate(path, 0), 0);
+        for (int again = 0; again < 2; again++)
+            assert_refused(ERROR_FORMAT, "missing or empty");
+        snprintf(path, sizeof path, "%s/%s", directory, name);
+        assert_int_equal(unlink(path), 0); /* it is still there */
+    }
+    store_close(open_store());
 }
 
 static void uploads_that_nobody_knows_go(void **state) {
@@ -557,6 +654,9 @@ int main(void) {
         TEST(a_damaged_file_is_refused),
         TEST(a_newer_or_foreign_file_is_refused),
         cmocka_unit_test(the_schema_has_its_version),
+        TEST(the_log_has_room_and_is_recovered),
+        TEST(who_only_reads_does_not_fail_with_others),
+        TEST(a_lost_database_is_refused),
         TEST(uploads_that_nobody_knows_go),
         TEST(what_ended_jobs_left_goes_at_the_start),
         TEST(only_cancelled_jobs_are_discarded),
