@@ -264,6 +264,15 @@ static int train_find_paths(struct jobs *jobs, struct train_paths *paths, struct
     return train_make_folder(paths->directory, failure);
 }
 
+/* Which field's file an error is about. Its name is in the message. */
+static const char *train_parameter(const struct task *task, const struct error *error) {
+    if (strstr(error->message, task->training_name) != NULL)
+        return "training_file";
+    if (task->validation_name != NULL && strstr(error->message, task->validation_name) != NULL)
+        return "validation_file";
+    return NULL;
+}
+
 static int train_run_job(struct jobs *jobs, struct train_paths *paths, struct task_failure *failure) {
     const struct server_model *model = jobs->options.model;
     struct error error = {0};
@@ -289,7 +298,7 @@ static int train_run_job(struct jobs *jobs, struct train_paths *paths, struct ta
     if (code == 0)
         return train_finish(jobs, paths->out, paths->file, failure);
     if (code != ERROR_CANCELLED)
-        task_failure_of(failure, &error, code == ERROR_FORMAT ? "training_file" : NULL);
+        task_failure_of(failure, &error, train_parameter(&jobs->task, &error));
     return code;
 }
 

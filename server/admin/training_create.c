@@ -2,16 +2,14 @@
  *
  * POST /admin/v1/training/jobs, in the shape of OpenAI's fine-tuning jobs:
  *
- * | field           | value                                                          | default            |
- * |-----------------|----------------------------------------------------------------|--------------------|
- * | model           | the served model's id                                          | the served model   |
- * | training_file   | id of an uploaded file; required                               |                    |
- * | validation_file | id of an uploaded file                                         | held out from the training file
- * | | method          | {type: "reinforcement", reinforcement: {hyperparameters}}      |                    | |
- * hyperparameters | names and values of policy/train/train.h, also at the top level | as method and recipe say | | seed
- * | whole number; the same as the hyperparameter                   | 1                  | | suffix          | 1 to 64
- * of letters, digits, - _ . : begin of the policy's name | policy             | | metadata        | up to 16 pairs of
- * texts                                        | none               |
+ *   model             the served model's id, the default
+ *   training_file     id of an uploaded file; required
+ *   validation_file   id of an uploaded file; default: held out from the training file
+ *   method            {type: "reinforcement", reinforcement: {hyperparameters}}
+ *   hyperparameters   names and values of policy/train/train.h, also in method; default: as method and recipe say
+ *   seed              whole number, the hyperparameter; default 1
+ *   suffix            1 to 64 letters, digits, '-', '_', '.': begin of the policy's name; default "policy"
+ *   metadata          up to 16 pairs of texts
  *
  * A hyperparameter that is "auto" or null has its default. Lists are arrays, or texts with commas. `steps` is not in
  * the table: it shares a number of steps out over the stages.

@@ -66,9 +66,32 @@ def test_requests_go_on_beside_a_job(admin):
     eventually(all_free, "the job's pages are free")
 
 
-def test_bad_data_fails_with_file_and_line(admin):
-    job = admin.wait(admin.create(admin.upload(b'{"text": "x"}\n{"no": 1}\n'), hyperparameters=RANKER))
-    assert job["status"] == "failed" and job["error"]["code"] == "invalid_file" and ".jsonl: line 2:" in job["error"]["message"]
+@pytest.mark.parametrize("field", ["training_file", "validation_file"])
+def test_bad_data_fails_with_file_and_line(admin, field):
+    files = {"training_file": admin.upload(corpus()), "validation_file": admin.upload(corpus())}
+    files[field] = admin.upload(b'{"text": "x"}\n{"no": 1}\n')
+    error = admin.wait(admin.create(files["training_file"], validation_file=files["validation_file"],
+                                    hyperparameters={**RANKER, "valid_prompts": 1}))["error"]
+    assert error["code"] == "invalid_file" and error["param"] == field and ".jsonl: line 2:" in error["message"]
+
+
+def damage(data, how):
+    return {"half": data[:len(data) // 2], "empty": b"", "noise": b"x" * 1000,
+            "one bit": data[:-100] + bytes([data[-100] ^ 4]) + data[-99:]}[how]
+
+
+@pytest.mark.parametrize("how", ["half", "empty", "noise", "one bit"])
+def test_a_damaged_checkpoint_fails(admin, how):
+    job = admin.create(admin.upload(corpus()), hyperparameters={**RANKER, "rank_steps": 100000})
+    eventually(lambda: admin.job(job)["step"] >= 12, "a checkpoint")
+    admin.kill()
+    checkpoint = admin.state / "jobs" / job / "checkpoint.state"
+    checkpoint.write_bytes(damage(checkpoint.read_bytes(), how))
+    admin.start()
+    ended = admin.wait(job)
+    assert ended["status"] == "failed" and ended["error"]["code"] == "invalid_file", ended
+    assert ended["error"]["param"] is None and "checkpoint" in ended["error"]["message"]
+    assert [policy for policy in admin.ok("GET", "/policies")["data"] if not policy["shipped"]] == []
 
 
 def test_a_policy_made_here_is_used_at_once(admin):

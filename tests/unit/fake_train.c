@@ -3,6 +3,7 @@
 
 #include "policy/trained.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static int fake_write(const char *name, const char *text, struct error *error) {
     snprintf(temporary, sizeof temporary, "%s.tmp", name);
     FILE *file = fopen(temporary, "we");
     if (file == NULL || fputs(text, file) < 0 || fclose(file) != 0 || rename(temporary, name) != 0)
-        return error_set(error, ERROR_IO, "cannot write %.300s", name);
+        return error_set(error, ERROR_IO, "cannot write %.300s: %s", name, strerror(errno));
     return 0;
 }
 
