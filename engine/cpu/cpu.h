@@ -39,8 +39,18 @@ struct cpu_backend {
     char description[128];
 };
 
+enum { CPU_ROWS_SHARED_LEAST = 4, CPU_ROWS_SHARED_MOST = 16 }; /* of each thread */
+
 static inline struct cpu_backend *cpu_backend(struct backend *backend) {
     return (struct cpu_backend *)backend;
+}
+
+/* Whether operations share a batch of this many rows out by rows: each thread then owns some sequences through a whole
+ * layer, and what it writes is read by nobody else. With fewer rows a thread weights, which every thread reads, cost
+ * more than that saves; with more, every thread has enough to do between two exchanges. */
+static inline bool cpu_shares_rows(const struct cpu_backend *cpu, uint32_t rows) {
+    uint32_t threads = thread_pool_size(cpu->threads);
+    return threads > 1 && rows / threads >= CPU_ROWS_SHARED_LEAST && rows <= threads * CPU_ROWS_SHARED_MOST;
 }
 
 /* linear.c */

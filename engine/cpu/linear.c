@@ -17,6 +17,10 @@ static const size_t PREPARE_ALONE = 8192;
 static const uint32_t CHUNKS_PER_THREAD = 8;
 static const uint64_t CHUNK_PRODUCTS = (uint64_t)1 << 17;
 
+/* Weights of a call up to which every thread may read all of them (cpu_shares_rows). The results of larger ones do not
+ * stay in a core's caches anyhow, and reading is what they cost. */
+static const size_t ROWS_SHARED_BYTES = (size_t)4 << 20;
+
 /* Prepared bytes of one row. */
 static size_t row_bytes_of(bool is_float, uint32_t columns) {
     return is_float ? columns * sizeof(float) : columns / LINEAR_BLOCK * sizeof(struct linear_block);
@@ -82,6 +86,7 @@ struct linear_call {
     size_t out_stride;
     /* How the work is cut. */
     uint32_t strips; /* of all weights */
+    uint32_t panel;  /* rows of a panel; the last one may have fewer */
     uint32_t panels;
     uint32_t strips_per_chunk;
     uint32_t panels_per_chunk;
@@ -96,8 +101,8 @@ static uint32_t divide_up(uint32_t a, uint32_t b) {
 }
 
 static uint32_t panel_rows(const struct linear_call *call, uint32_t panel) {
-    uint32_t left = call->rows - panel * LINEAR_PANEL;
-    return left < LINEAR_PANEL ? left : LINEAR_PANEL;
+    uint32_t left = call->rows - panel * call->panel;
+    return left < call->panel ? left : call->panel;
 }
 
 static void transpose_panel(const float *x, uint32_t rows, uint32_t columns, float *panel) {
@@ -109,7 +114,7 @@ static void transpose_panel(const float *x, uint32_t rows, uint32_t columns, flo
 static void prepare_panel(void *context, uint32_t panel, uint32_t thread) {
     (void)thread;
     const struct linear_call *call = context;
-    size_t first = (size_t)panel * LINEAR_PANEL;
+    size_t first = (size_t)panel * call->panel;
     const float *x = call->x + first * call->columns;
     uint32_t rows = panel_rows(call, panel);
     if (call->blocks != NULL)
@@ -119,7 +124,7 @@ static void prepare_panel(void *context, uint32_t panel, uint32_t thread) {
 }
 
 static const void *panel_of(const struct linear_call *call, const struct backend_weight *weight, uint32_t panel) {
-    size_t first = (size_t)panel * LINEAR_PANEL;
+    size_t first = (size_t)panel * call->panel;
     if (!linear_is_float(weight->format))
         return call->blocks + first * weight->steps;
     return (call->floats != NULL ? call->floats : call->x) + first * call->columns;
@@ -150,7 +155,7 @@ static void multiply_strip(const struct linear_call *call, const struct backend_
             .panel = panel_of(call, weight, panel),
             .rows = panel_rows(call, panel),
             .steps = weight->steps,
-            .out = out + (size_t)panel * LINEAR_PANEL * call->out_stride + (size_t)strip * LINEAR_STRIP,
+            .out = out + (size_t)panel * call->panel * call->out_stride + (size_t)strip * LINEAR_STRIP,
             .out_stride = call->out_stride,
             .add = call->add,
         };
@@ -207,6 +212,7 @@ static uint32_t chunks_wanted(const struct linear_call *call, uint32_t threads) 
 /* Chunks of whole strips; only when there are too few of them are panels divided too. */
 static void cut(struct linear_call *call) {
     uint32_t wanted = chunks_wanted(call, call->threads);
+    call->panel = LINEAR_PANEL;
     call->panels = divide_up(call->rows, LINEAR_PANEL);
     call->strips_per_chunk = call->strips > wanted ? call->strips / wanted : 1;
     call->strip_chunks = divide_up(call->strips, call->strips_per_chunk);
@@ -215,6 +221,26 @@ static void cut(struct linear_call *call) {
     call->chunks = call->strip_chunks * divide_up(call->panels, call->panels_per_chunk);
 }
 
+/* Some rows with all weights, prepared and multiplied by one thread, in panels of about the same size. */
+static void multiply_rows(void *context, uint32_t first, uint32_t end, uint32_t thread) {
+    struct linear_call part = *(const struct linear_call *)context;
+    part.x += (size_t)first * part.columns;
+    part.out += first * part.out_stride;
+    if (part.blocks != NULL)
+        part.blocks += (size_t)first * (part.columns / LINEAR_BLOCK);
+    if (part.floats != NULL)
+        part.floats += (size_t)first * part.columns;
+    part.rows = end - first;
+    part.panel = divide_up(part.rows, divide_up(part.rows, LINEAR_PANEL));
+    part.panels = part.panels_per_chunk = divide_up(part.rows, part.panel);
+    part.strips_per_chunk = part.strips;
+    part.strip_chunks = part.chunks = 1;
+    for (uint32_t panel = 0; panel < part.panels; panel++)
+        prepare_panel(&part, panel, thread);
+    multiply_chunk(&part, 0);
+}
+
+/* By strips, so that every weight is read once. */
 static void run_tile(struct cpu_backend *cpu, struct linear_call *call) {
     cut(call);
     if ((size_t)call->rows * call->columns > PREPARE_ALONE)
@@ -257,15 +283,24 @@ void cpu_linear(struct backend *backend, const struct backend_weight *const *wei
         .columns = weights[0]->columns,
         .add = add,
         .threads = thread_pool_size(cpu->threads)};
+    size_t bytes = 0;
     for (uint32_t i = 0; i < weights_count; i++) {
         call.strips += weights[i]->strips;
         call.out_stride += weights[i]->rows;
+        bytes += weights[i]->strips * weights[i]->strip_bytes;
         if (!linear_is_float(weights[i]->format))
             call.blocks = scratch->blocks;
         else if (rows > 1)
             call.floats = scratch->floats;
     }
     uint32_t step = tile_rows(&call, rows);
+    if (step >= rows && bytes <= ROWS_SHARED_BYTES && cpu_shares_rows(cpu, rows)) {
+        call.rows = rows;
+        call.x = x;
+        call.out = out;
+        thread_pool_run_parts(cpu->threads, rows, multiply_rows, &call);
+        return;
+    }
     for (uint32_t row = 0; row < rows; row += step) {
         call.rows = rows - row < step ? rows - row : step;
         call.x = x + (size_t)row * call.columns;

@@ -12,7 +12,7 @@
 /* Bytes by which weights are asked for in advance when there are PREFETCH_ROWS or more: then arithmetic outlasts what
  * the processor's own prefetching looks ahead; with fewer rows it only gets in the way. Past a strip lies the next one.
  */
-enum { PREFETCH_AHEAD = 2560, PREFETCH_ROWS = 4 };
+enum { PREFETCH_AHEAD = 10240, PREFETCH_ROWS = 4 };
 
 LINEAR_INLINE __m512i broadcast_int(const void *from) {
     int32_t value;
@@ -91,7 +91,7 @@ LINEAR_INLINE void multiply_blocks(const struct linear_tile *tile, enum linear_f
         const uint16_t *scales = (const uint16_t *)(strip + groups * 128);
         LINEAR_UNROLL(17)
         for (size_t at = 0; at < step_bytes && rows >= PREFETCH_ROWS; at += 64)
-            _mm_prefetch(strip + PREFETCH_AHEAD + at, _MM_HINT_T0);
+            _mm_prefetch(strip + PREFETCH_AHEAD + at, _MM_HINT_T2);
         LINEAR_UNROLL(2)
         for (uint32_t half = 0; half < 2; half++) {
             __m512i dot[LINEAR_PANEL];

@@ -28,7 +28,7 @@ struct rope_job {
     const struct rope_params *rope;
     struct rope_table *table; /* NULL: compute each turn again */
     uint32_t heads;
-    uint32_t chunk_rows; /* rows of a chunk, counted over all items in order */
+    uint32_t chunk_rows;
     uint32_t rows;
     float *qkv;
 };
@@ -137,17 +137,23 @@ static void token_append(const struct rope_job *job, uint32_t item, uint32_t tok
     }
 }
 
-static void rope_work(void *context, uint32_t chunk, uint32_t thread) {
+/* Rows first to end, counted over all items in order. */
+static void rope_part(void *context, uint32_t first, uint32_t end, uint32_t thread) {
     const struct rope_job *job = context;
+    uint32_t left = end - first;
     (void)thread;
-    uint32_t first = chunk * job->chunk_rows;
-    uint32_t left = job->rows - first < job->chunk_rows ? job->rows - first : job->chunk_rows;
     for (uint32_t item = 0; left > 0; item++) {
         uint32_t rows = job->batch->items[item].rows;
         for (; first < rows && left > 0; first++, left--)
             token_append(job, item, first);
         first -= rows < first ? rows : first;
     }
+}
+
+static void rope_work(void *context, uint32_t chunk, uint32_t thread) {
+    const struct rope_job *job = context;
+    uint32_t first = chunk * job->chunk_rows;
+    rope_part(context, first, job->rows - first < job->chunk_rows ? job->rows : first + job->chunk_rows, thread);
 }
 
 void cpu_rope_and_append(
@@ -170,6 +176,10 @@ void cpu_rope_and_append(
         .rows = rows,
         .qkv = qkv,
     };
+    if (cpu_shares_rows(job.cpu, rows)) {
+        thread_pool_run_parts(job.cpu->threads, rows, rope_part, &job);
+        return;
+    }
     if (rows <= ROPE_ROWS_PER_CHUNK) { /* cheaper than waking the threads */
         rope_work(&job, 0, 0);
         return;

@@ -151,6 +151,35 @@ void thread_pool_run(struct thread_pool *pool, uint32_t chunks, thread_work work
     wait_until_done(pool);
 }
 
+struct parts_job {
+    thread_part_work work;
+    void *context;
+    uint32_t count;
+    uint32_t parts;
+    atomic_bool taken[THREADS_MAX];
+};
+
+/* Called as often as there are parts, and each call does one: the thread's own, else the next that nobody has. */
+static void do_part(void *context, uint32_t ignored, uint32_t thread) {
+    struct parts_job *job = context;
+    uint32_t part = thread;
+    (void)ignored;
+    while (atomic_load_explicit(&job->taken[part], memory_order_relaxed) ||
+           atomic_exchange_explicit(&job->taken[part], true, memory_order_relaxed))
+        part = part + 1 < job->parts ? part + 1 : 0;
+    uint32_t first = (uint32_t)((uint64_t)job->count * part / job->parts);
+    uint32_t end = (uint32_t)((uint64_t)job->count * (part + 1) / job->parts);
+    if (first < end)
+        job->work(job->context, first, end, thread);
+}
+
+void thread_pool_run_parts(struct thread_pool *pool, uint32_t count, thread_part_work work, void *context) {
+    struct parts_job job = {.work = work, .context = context, .count = count, .parts = pool->size};
+    for (uint32_t part = 0; part < job.parts; part++)
+        atomic_init(&job.taken[part], false);
+    thread_pool_run(pool, job.parts, do_part, &job);
+}
+
 struct thread_pool *thread_pool_create(uint32_t threads, struct error *error) {
     if (threads < 1 || threads > THREADS_MAX) {
         error_set(error, ERROR_INVALID, "threads is %u, it must be from 1 to %d", threads, THREADS_MAX);

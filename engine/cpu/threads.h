@@ -34,4 +34,11 @@ uint32_t thread_pool_size(const struct thread_pool *pool);
 typedef void (*thread_work)(void *context, uint32_t chunk, uint32_t thread);
 void thread_pool_run(struct thread_pool *pool, uint32_t chunks, thread_work work, void *context);
 
+/* Cuts [0, count) into as many parts of about the same size as there are threads, and runs work(context, first, end,
+ * thread) for each that is not empty. A thread takes its own part, the same for the same count, so that what it wrote
+ * there in one operation is still in its caches in the next; others take the part of one that comes late, so that
+ * results must not depend on it. */
+typedef void (*thread_part_work)(void *context, uint32_t first, uint32_t end, uint32_t thread);
+void thread_pool_run_parts(struct thread_pool *pool, uint32_t count, thread_part_work work, void *context);
+
 #endif

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,68 @@ static void sleepers_wake(void **state) {
     }
     usleep(2000);
     thread_pool_free(pool); /* of sleeping workers */
+}
+
+struct parts {
+    uint32_t count;
+    uint32_t threads;
+    uint32_t runs[CHUNKS_MAX]; /* plain numbers, as above */
+    uint32_t threads_of[CHUNKS_MAX];
+    atomic_uint called;
+    atomic_uint wrong;
+    bool meet; /* no part ends before all have begun: then each is on a thread of its own */
+};
+
+static void count_part(void *context, uint32_t first, uint32_t end, uint32_t thread) {
+    struct parts *parts = context;
+    atomic_fetch_add(&parts->called, 1);
+    uint32_t size = end - first, whole = parts->count / parts->threads;
+    if (first >= end || end > parts->count || thread >= parts->threads || size < whole || size > whole + 1) {
+        atomic_fetch_add(&parts->wrong, 1);
+        return;
+    }
+    for (uint32_t i = first; i < end; i++) {
+        parts->runs[i]++;
+        parts->threads_of[i] = thread;
+    }
+    while (parts->meet && atomic_load(&parts->called) < parts->threads)
+        usleep(10);
+}
+
+static struct parts run_parts(struct thread_pool *pool, uint32_t count, bool meet) {
+    struct parts parts = {.count = count, .threads = thread_pool_size(pool), .meet = meet};
+    thread_pool_run_parts(pool, count, count_part, &parts);
+    assert_int_equal(atomic_load(&parts.wrong), 0);
+    assert_int_equal(atomic_load(&parts.called), count < parts.threads ? count : parts.threads);
+    for (uint32_t i = 0; i < count; i++)
+        assert_int_equal(parts.runs[i], 1);
+    return parts;
+}
+
+static void every_part_runs_once(void **state) {
+    (void)state;
+    static const uint32_t sizes[] = {1, 2, 3, 8};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct thread_pool *pool = thread_pool_create(sizes[i], NULL);
+        assert_non_null(pool);
+        for (uint32_t run = 0; run < 400; run++)
+            run_parts(pool, run * 7 % CHUNKS_MAX, false);
+        thread_pool_free(pool);
+    }
+}
+
+/* Where no thread can help another, each does its own part, which is the same every time. */
+static void threads_do_their_own_parts(void **state) {
+    (void)state;
+    enum { THREADS = 3, COUNT = 100 };
+    struct thread_pool *pool = thread_pool_create(THREADS, NULL);
+    assert_non_null(pool);
+    for (uint32_t run = 0; run < 50; run++) {
+        struct parts parts = run_parts(pool, COUNT, true);
+        for (uint32_t i = 0; i < COUNT; i++)
+            assert_int_equal(parts.threads_of[i], i < 33 ? 0 : i < 66 ? 1 : 2);
+    }
+    thread_pool_free(pool);
 }
 
 static void wrong_sizes_are_refused(void **state) {
@@ -167,6 +230,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_chunk_runs_once),
         cmocka_unit_test(sleepers_wake),
+        cmocka_unit_test(every_part_runs_once),
+        cmocka_unit_test(threads_do_their_own_parts),
         cmocka_unit_test(wrong_sizes_are_refused),
         cmocka_unit_test(some_threads_are_available),
         cmocka_unit_test_setup_teardown(quotas_of_version_2, make_root, remove_root),
