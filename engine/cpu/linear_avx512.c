@@ -11,7 +11,8 @@
 
 /* Bytes by which weights are asked for in advance when there are PREFETCH_ROWS or more: then arithmetic outlasts what
  * the processor's own prefetching looks ahead; with fewer rows it only gets in the way. Past a strip lies the next one.
- */
+ * Not into the first-level cache, whose few open requests would limit how many are on their way (T0: 3.22 ms for all of
+ * a model's layers with 4 rows, T2: 2.82); 4 KB ahead are too few, 20 KB do no more. */
 enum { PREFETCH_AHEAD = 10240, PREFETCH_ROWS = 4 };
 
 LINEAR_INLINE __m512i broadcast_int(const void *from) {
