@@ -164,7 +164,7 @@ void train_options_default(struct train_options *options, enum train_method meth
         .seed = 1,
         .features = FEATURES_CONTENT,
         .inputs = ALL_INPUTS,
-        .content = 8,
+        .content = 4,
         .hidden = 32,
         .scope = SCOPE_LAYER,
         .floor = 0.75f,
