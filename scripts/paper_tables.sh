@@ -135,7 +135,15 @@ print_relative() {
   print_table --base "$base" --results "$results"
 }
 
-# Tables. The words behind a function's name: its options; then their defaults.
+# What the others are compared with is the first policy, unless it was chosen by hand.
+add_base() {
+  case " ${policies//$'\n'/ } " in
+  *" $base "*) ;;
+  *) policies="$base $policies" ;;
+  esac
+}
+
+# Tables.
 
 table_budgets() {
   local task
@@ -146,19 +154,19 @@ table_budgets() {
 }
 
 table_trained() {
-  policies="$base $policies"
+  add_base
   eval_task kl
   print_relative
 }
 
 table_lengths() {
-  policies="$base $policies"
+  add_base
   eval_task kl --continuation 32
   print_relative
 }
 
 table_hybrid() {
-  policies="$base $policies"
+  add_base
   eval_task kl
   print_relative
 }

@@ -163,6 +163,14 @@ def test_positions_of_streaming_are_known(tmp_path):
     assert table("positions", tmp_path, *options) == found and results.read_text() == before  # nothing was run again
 
 
+def test_base_is_there_once(tmp_path):
+    options = ("--limit", "1", "--length", "96", "--ratio", "0.5")
+    for policies in ("streaming", "streaming h2o,interval=16"):
+        found = table("trained", tmp_path, *options, "--policies", policies)
+        assert sorted(row[0] for row in found[1:]) == ["`full`", "`h2o,interval=16`", "`streaming`"]
+        assert next(row for row in found if "h2o" in row[0])[1].startswith("1 (KL 0.")
+
+
 def test_training_is_done_once(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f" = Ship {i} = \n" + "The keeper wrote the hour of the ship into the book. " * 50 for i in range(24)))
