@@ -319,7 +319,7 @@ curves)
 latency)
   read_options "$shared ratio policies depth batch pairs" "$@"
   set_default ratio 0.25
-  set_default policies 'streaming h2o h2o,interval=16 snapkv,interval=16 distillcache distillcache,interval=1'
+  set_default policies 'streaming h2o,interval=16 distillcache'
   need_number --depth "$depth"
   need_number --batch "$batch"
   need_number --pairs "$pairs"
