@@ -32,7 +32,7 @@ struct options {
     const char *only;
     const char *tier;
     bool time;
-    uint32_t threads; /* of timed runs */
+    uint32_t threads; /* 0: each of thread_counts; timed runs: 1 */
     double seconds;   /* a measurement */
 };
 
@@ -266,9 +266,10 @@ static int run_all(const struct options *options) {
     for (size_t tier = 0; tier < sizeof tiers / sizeof tiers[0]; tier++) {
         if (options->tier != NULL && strcmp(options->tier, tiers[tier]) != 0)
             continue;
-        size_t counts = options->time ? 1 : sizeof thread_counts / sizeof thread_counts[0];
+        bool one = options->time || options->threads > 0;
+        size_t counts = one ? 1 : sizeof thread_counts / sizeof thread_counts[0];
         for (size_t count = 0; count < counts; count++) {
-            uint32_t threads = options->time ? options->threads : thread_counts[count];
+            uint32_t threads = !one ? thread_counts[count] : options->threads > 0 ? options->threads : 1;
             int result = run_tier(tiers[tier], threads, options);
             if (result < 0)
                 break;
@@ -310,10 +311,10 @@ static int parse_options(int count, char **arguments, struct options *options) {
 }
 
 int main(int count, char **arguments) {
-    struct options options = {.seed = 1, .rounds = 1, .threads = 1, .seconds = 0.3};
+    struct options options = {.seed = 1, .rounds = 1, .seconds = 0.3};
     if (parse_options(count, arguments, &options) != 0) {
         fprintf(stderr,
-            "usage: %s [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N] [--seconds S]]\n",
+            "usage: %s [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--threads N] [--time [--seconds S]]\n",
             arguments[0]);
         return 2;
     }

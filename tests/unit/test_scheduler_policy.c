@@ -338,9 +338,17 @@ static void echo_scores_the_prompt_before_it_is_pruned(void **state) {
     serving_free(serving);
 }
 
+/* Unpruned requests that run at once in the next test, and policies beside them: with sanitizers, which see the same in
+ * each, fewer. */
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+enum { AT_ONCE = 6, POLICIES_AT_ONCE = 2 };
+#else
+enum { AT_ONCE = 16, POLICIES_AT_ONCE = 4 };
+#endif
+
 /* Most requests of a kind that ran at once until all were done, and how often one of them had to give way. */
 static uint32_t run_at_once(const char *policy, uint32_t pages, uint32_t *preemptions) {
-    enum { PROMPT = 1024, REQUESTS = 70, ANSWER = 200 };
+    enum { PROMPT = 1024, REQUESTS = AT_ONCE * 4 + 6, ANSWER = 200 };
     struct serving *serving = serving_create(&(struct serving_options){.kv_pages = pages,
         .context = 2048,
         .head_dim = 64,
@@ -370,22 +378,23 @@ static uint32_t run_at_once(const char *policy, uint32_t pages, uint32_t *preemp
 
 static void more_pruned_sequences_run_at_once(void **state) {
     (void)state;
-    uint32_t pages = 4 * 66 * 16, preemptions;
+    uint32_t pages = 4 * 66 * AT_ONCE, preemptions;
     uint32_t full = run_at_once("full", pages, &preemptions);
-    assert_in_range(full, 13, 16);
+    assert_in_range(full, AT_ONCE - 3, AT_ONCE);
     const struct {
         const char *policy;
         double times;
     } expected[] = {
-        {"streaming,ratio=0.25", 3.5},
         {"h2o,ratio=0.25", 3.4},
-        {"snapkv,ratio=0.25", 2.7},
         {"snapkv,ratio=0.25,prefill_prune_every=128", 2.8},
+        {"streaming,ratio=0.25", 3.5},
+        {"snapkv,ratio=0.25", 2.7},
     };
-    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+    for (size_t i = 0; i < POLICIES_AT_ONCE; i++) {
         uint32_t pruned = run_at_once(expected[i].policy, pages, &preemptions);
         print_message("%s: %u at once, full %u; %u preemptions\n", expected[i].policy, pruned, full, preemptions);
-        if (pruned < expected[i].times * 16)
+        /* One prompt at a time has all its pages until it is pruned. */
+        if (pruned < expected[i].times * 16 / 15 * (AT_ONCE - 1))
             fail_msg("%s: %u at once where full has %u", expected[i].policy, pruned, full);
         assert_true(preemptions <= 10);
     }
