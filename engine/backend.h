@@ -309,8 +309,8 @@ struct backend_operations {
     void (*sample)(struct backend *, const float *logits, uint32_t rows, uint32_t vocabulary,
         const struct sample_params *params, struct sample_result *results);
 
-    /* out[r] (host) = KL(softmax(p[p_rows[r]]) || softmax(q[r])) in nats; p [.., V], q [R, V] logits, p_rows [R] (host).
-     * Waits for the result. */
+    /* out[r] (host) = KL(softmax(p[p_rows[r]]) || softmax(q[r])) in nats; p [.., V], q [R, V] logits, p_rows [R]
+     * (host). Waits for the result. */
     void (*kl)(struct backend *, const float *p, const uint32_t *p_rows, const float *q, uint32_t rows,
         uint32_t vocabulary, float *out);
 
