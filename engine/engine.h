@@ -136,8 +136,8 @@ struct sequence_demand {
 struct sequence_demand engine_demand(
     const struct engine *engine, const struct policy_settings *settings, uint32_t prompt_tokens, uint32_t tokens);
 
-/* The ratio at which a sequence, pruned at `tokens` tokens, takes as many bytes as `ratio` of its full cache would: what
- * it keeps, the statistics of that and the summary slots, without the rest of pages. Above 0, at most ratio. */
+/* The ratio at which a sequence, pruned at `tokens` tokens, takes as many bytes as `ratio` of its full cache would:
+ * what it keeps, the statistics of that and the summary slots, without the rest of pages. Above 0, at most ratio. */
 double engine_ratio_of_bytes(
     const struct engine *engine, const struct policy_settings *settings, double ratio, uint32_t tokens);
 

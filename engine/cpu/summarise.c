@@ -59,7 +59,8 @@ static void summarise_head(void *context, uint32_t chunk, uint32_t thread) {
     double weight = (double)update->sums[2 * dim];
     for (uint32_t i = 0; i < 2 * dim; i++)
         update->summary[i] = (float)((double)update->sums[i] / weight);
-    update->summary[2 * dim] = (float)(log(weight) - (double)update->sums[2 * dim + 1] / weight + (double)update->offset);
+    update->summary[2 * dim] =
+        (float)(log(weight) - (double)update->sums[2 * dim + 1] / weight + (double)update->offset);
 }
 
 void cpu_summarise(
