@@ -103,7 +103,7 @@ def test_policy_file(whole, folder):
     # The best of those compared is what is written.
     best = min((e["kl_valid"], e["step"]) for e in whole if "kl_valid" in e)[1]
     assert record["step"] == best
-    assert tensors["content"]["shape"] == [30 * 3, 8, 64]
+    assert tensors["content"]["shape"] == [30 * 3, 4, 64]
 
 
 def test_plot(whole, folder):
