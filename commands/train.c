@@ -88,33 +88,14 @@ static int read_options(const struct config *config, struct train_options *optio
 
 /* ---- events ---- */
 
-static void set_real(json_t *object, const char *name, double value) {
-    if (isfinite(value))
-        json_object_set_new(object, name, json_real(value));
-}
-
 static bool print_json(const struct train_event *event) {
     static const char *const kinds[] = {"message", "metrics", "checkpoint"};
-    json_t *object = json_object();
+    json_t *object = train_event_json(event);
     json_object_set_new(object, "event", json_string(kinds[event->kind]));
-    json_object_set_new(object, "stage", json_string(event->stage));
-    json_object_set_new(object, "step", json_integer((json_int_t)event->step));
-    json_object_set_new(object, "steps", json_integer((json_int_t)event->steps));
-    set_real(object, "loss", event->loss);
-    set_real(object, "reward", event->reward);
-    set_real(object, "entropy", event->entropy);
-    set_real(object, "gradient_norm", event->gradient_norm);
-    set_real(object, "learning_rate", event->learning_rate);
-    set_real(object, "kl_valid", event->kl_valid);
-    set_real(object, "kl_valid_relative", event->kl_valid_relative);
-    set_real(object, "tokens_per_second", event->tokens_per_second);
-    set_real(object, "seconds", event->seconds);
-    set_real(object, "seconds_left", event->seconds_left);
-    json_object_set_new(object, "tokens", json_integer((json_int_t)event->tokens));
     if (event->file != NULL)
         json_object_set_new(object, "file", json_string(event->file));
     json_object_set_new(object, "message", json_string(event->message));
-    bool printed = json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) == 0 &&
+    bool printed = json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(TRAIN_EVENT_DIGITS)) == 0 &&
                    fputc('\n', stdout) != EOF && fflush(stdout) == 0;
     json_decref(object);
     return printed;

@@ -24,7 +24,7 @@ enum { CHECKPOINT_NAME_MAX = 128 };
 struct train_note {
     char job[64];
     char *message;
-    struct buffer data; /* JSON, NUL-terminated; empty: none */
+    char *data; /* JSON; NULL: none */
     const char *type;
     uint64_t step, steps, tokens;
     int64_t estimated_finish;
@@ -32,7 +32,7 @@ struct train_note {
 };
 
 static void train_note_free(struct train_note *note) {
-    buffer_free(&note->data);
+    free(note->data);
     free(note->message);
     free(note);
 }
@@ -43,7 +43,7 @@ static int train_note_checkpoint(struct database *database, const struct train_n
     struct checkpoint_record record = {.id = id,
         .job = note->job,
         .file = note->checkpoint,
-        .metrics = note->data.data,
+        .metrics = note->data,
         .created = store_now(),
         .step = (int64_t)note->step};
     return checkpoints_insert(database, &record, error);
@@ -51,8 +51,7 @@ static int train_note_checkpoint(struct database *database, const struct train_n
 
 static int train_note_run(struct database *database, void *state, struct error *error) {
     const struct train_note *note = state;
-    const char *data = note->data.length > 0 ? note->data.data : NULL;
-    int code = job_event_insert(database, note->job, "info", note->type, note->message, data, error);
+    int code = job_event_insert(database, note->job, "info", note->type, note->message, note->data, error);
     if (code >= 0 && note->steps > 0)
         code = jobs_progress(database, note->job, (int64_t)note->step, (int64_t)note->steps, (int64_t)note->tokens,
             note->estimated_finish, error);
@@ -68,30 +67,11 @@ static void train_note_done(void *state, const struct error *error) {
     train_note_free(note);
 }
 
-static void train_write_number(struct buffer *out, const char *name, double value) {
-    if (isfinite(value))
-        buffer_format(out, ",\"%s\":%.9g", name, value);
-}
-
-static void train_write_data(struct buffer *out, const struct train_event *event) {
-    buffer_format(
-        out, "{\"step\":%llu,\"steps\":%llu", (unsigned long long)event->step, (unsigned long long)event->steps);
-    if (event->stage != NULL) {
-        buffer_string(out, ",\"stage\":");
-        buffer_json_cstring(out, event->stage);
-    }
-    train_write_number(out, "loss", event->loss);
-    train_write_number(out, "reward", event->reward);
-    train_write_number(out, "entropy", event->entropy);
-    train_write_number(out, "gradient_norm", event->gradient_norm);
-    train_write_number(out, "learning_rate", event->learning_rate);
-    train_write_number(out, "kl_valid", event->kl_valid);
-    train_write_number(out, "kl_valid_relative", event->kl_valid_relative);
-    train_write_number(out, "tokens_per_second", event->tokens_per_second);
-    train_write_number(out, "seconds", event->seconds);
-    train_write_number(out, "seconds_left", event->seconds_left);
-    buffer_format(out, ",\"tokens\":%llu}", (unsigned long long)event->tokens);
-    buffer_append(out, "\0", 1);
+static char *train_write_data(const struct train_event *event) {
+    json_t *object = train_event_json(event);
+    char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(TRAIN_EVENT_DIGITS));
+    json_decref(object);
+    return text;
 }
 
 static struct train_note *train_note_create(const struct jobs *jobs, const struct train_event *event) {
@@ -102,7 +82,7 @@ static struct train_note *train_note_create(const struct jobs *jobs, const struc
     note->message = strdup(event->message == NULL ? "" : event->message);
     note->type = event->kind == TRAIN_EVENT_MESSAGE ? "message" : "metrics";
     if (event->kind != TRAIN_EVENT_MESSAGE) {
-        train_write_data(&note->data, event);
+        note->data = train_write_data(event);
         note->step = event->step;
         note->steps = event->steps;
         note->tokens = event->tokens;
@@ -116,7 +96,7 @@ static struct train_note *train_note_create(const struct jobs *jobs, const struc
             : slash == NULL     ? event->file
                                 : slash + 1);
     }
-    if (note->message != NULL && !note->data.failed)
+    if (note->message != NULL && (note->data != NULL || event->kind == TRAIN_EVENT_MESSAGE))
         return note;
     train_note_free(note);
     return NULL;

@@ -143,6 +143,9 @@ static void learn_head(struct examples *state, uint32_t thread, const struct rec
         .slots = head->slots,
         .budget = step->budget,
         .factor = 1.0 / sequence->heads_count,
+        .loss = NAN,
+        .reward = NAN,
+        .entropy = NAN,
         .scores = worker->scores,
         .thread = thread,
         .work = worker->work,
@@ -199,16 +202,17 @@ int examples_step(struct examples *state, struct examples_step *step, struct err
         return error_set(error, code, "stopped");
     if (step->failure != NULL && *step->failure != 0)
         return error_set(error, *step->failure, "no memory for a step on recorded examples");
-    step->loss = step->reward = step->entropy = 0;
+    struct stage_result *result = &step->result;
+    *result = (struct stage_result){.loss = 0};
     gradient_clear(training->gradient);
     for (int c = 0; c < CHUNKS; c++) {
-        step->loss += state->losses[c] / step->sequence->heads_count;
-        step->reward += state->rewards[c] / step->sequence->heads_count;
-        step->entropy += state->entropies[c] / step->sequence->heads_count;
+        result->loss += state->losses[c] / step->sequence->heads_count;
+        result->reward += state->rewards[c] / step->sequence->heads_count;
+        result->entropy += state->entropies[c] / step->sequence->heads_count;
         gradient_add(training->gradient, state->gradients[c]);
     }
-    step->learning_rate = adamw_rate(&step->optimiser, training->adamw->step);
-    step->gradient_norm = adamw_update(training->adamw, &step->optimiser, training->gradient, state->network);
+    result->learning_rate = adamw_rate(&step->optimiser, training->adamw->step);
+    result->gradient_norm = adamw_update(training->adamw, &step->optimiser, training->gradient, state->network);
     if (content)
         records_unwhiten(state->records, state->network);
     copy_arrays(state->network, training->network);

@@ -22,7 +22,7 @@ struct example {
     uint32_t *order; /* [slots] scratch */
     /* Out. */
     float *gradient; /* [slots] factor times the gradient by scores of what is to become small; zero before */
-    double loss, reward, entropy; /* 0 before */
+    double loss, reward, entropy; /* NaN before: not measured */
 };
 
 struct examples_step {
@@ -32,8 +32,7 @@ struct examples_step {
     void *context;
     _Atomic int *failure; /* what `learn` sets when it failed, ERROR_MEMORY; NULL: it cannot fail */
     struct adamw_options optimiser;
-    /* Out: means over heads. */
-    double loss, reward, entropy, gradient_norm, learning_rate;
+    struct stage_result result; /* out: means over heads */
 };
 
 struct examples;

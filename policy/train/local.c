@@ -148,6 +148,7 @@ static void learn(void *context, struct example *example) {
     struct output output;
     output_open(
         examples_records(state->examples), example->sequence, example->head, state->grams, worker->output, &output);
+    example->reward = example->entropy = 0;
     for (uint32_t s = 0; s < state->students; s++) {
         double entropy = 0;
         rewards[s] = draw(state, example, &output, s, worker->gradients + (size_t)s * example->slots, &entropy);
@@ -177,13 +178,9 @@ static int local_step(struct training *training, struct stage_result *result, st
         .optimiser = reinforce_optimiser(options, options->local_steps)};
     step.budget = records_budget(options->ratios[words[1] % options->ratios_count], step.sequence->seen);
     int code = examples_step(state->examples, &step, error);
-    if (code != 0)
-        return code;
-    result->reward = step.reward;
-    result->entropy = step.entropy;
-    result->learning_rate = step.learning_rate;
-    result->gradient_norm = step.gradient_norm;
-    return 0;
+    if (code == 0)
+        *result = step.result;
+    return code;
 }
 
 const struct train_stage stage_local = {

@@ -109,12 +109,9 @@ static int rank_step(struct training *training, struct stage_result *result, str
         .context = &context,
         .optimiser = optimiser(training->options, students)};
     int code = examples_step(training->stage_state, &step, error);
-    if (code != 0)
-        return code;
-    result->loss = step.loss;
-    result->learning_rate = step.learning_rate;
-    result->gradient_norm = step.gradient_norm;
-    return 0;
+    if (code == 0)
+        *result = step.result;
+    return code;
 }
 
 const struct train_stage stage_rank = {

@@ -116,6 +116,7 @@ static void learn(void *context, struct example *example) {
     for (uint32_t i = 0; i < slots; i++)
         example->work[i] = (double)worth[i];
     top_of(example->work, slots, length, worker->best);
+    example->reward = example->entropy = 0;
     for (uint32_t s = 0; s < students; s++) {
         uint32_t *order = worker->orders + (size_t)s * slots;
         draw_uniforms(training, s, example->head->head, slots, worker->uniforms);
@@ -162,11 +163,7 @@ int ranking_step(struct training *training, struct stage_result *result, struct 
     set_budgets(state, step.sequence->seen);
     step.budget = state->budgets[state->budgets_count - 1];
     int code = examples_step(state->examples, &step, error);
-    if (code != 0)
-        return code;
-    result->reward = step.reward;
-    result->entropy = step.entropy;
-    result->learning_rate = step.learning_rate;
-    result->gradient_norm = step.gradient_norm;
-    return 0;
+    if (code == 0)
+        *result = step.result;
+    return code;
 }

@@ -109,6 +109,9 @@ struct train_event {
     uint64_t tokens;  /* computed by the engine so far */
     const char *file; /* CHECKPOINT: the policy file, in the run's directory */
 };
+/* Stage and numbers by name, those that there are; NULL on failed allocation. Print reals with TRAIN_EVENT_DIGITS. */
+struct json_t *train_event_json(const struct train_event *event);
+enum { TRAIN_EVENT_DIGITS = 9 };
 
 struct train_run {
     struct train_options options;

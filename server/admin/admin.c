@@ -419,6 +419,18 @@ static int admin_check_pair(const char *key, const json_t *value, struct fault *
     return 0;
 }
 
+void admin_write_error(struct buffer *out, const char *code, const char *message, const char *parameter) {
+    if (message == NULL) {
+        buffer_string(out, ",\"error\":null");
+        return;
+    }
+    buffer_string(out, ",\"error\":{\"code\":");
+    buffer_json_cstring(out, code);
+    admin_write_text(out, "message", message);
+    admin_write_text(out, "param", parameter);
+    buffer_string(out, "}");
+}
+
 int admin_read_metadata(const json_t *body, char **text, struct fault *fault) {
     const json_t *object = field_get(body, "metadata");
     const char *key;

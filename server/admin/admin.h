@@ -103,6 +103,9 @@ void admin_write_seconds(struct buffer *out, const char *name, int64_t microseco
 void admin_write_text(struct buffer *out, const char *name, const char *text);        /* ,"name":"text" or null */
 void admin_write_raw(struct buffer *out, const char *name, const char *json);         /* ,"name":json or null */
 
+/* Why a job or an evaluation failed: ,"error":{...}, or null without a message. */
+void admin_write_error(struct buffer *out, const char *code, const char *message, const char *parameter);
+
 /* A `metadata` field: at most 16 pairs, keys up to 64 and values up to 512 characters. *text: JSON, owned by the caller
  * (free), NULL when it is absent. */
 int admin_read_metadata(const json_t *body, char **text, struct fault *fault);

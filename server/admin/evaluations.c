@@ -26,18 +26,6 @@ static void evaluations_write_rows(struct buffer *out, const char *report) {
     json_decref(document);
 }
 
-static void evaluations_write_error(struct buffer *out, const struct evaluation_record *evaluation) {
-    if (evaluation->error_message == NULL) {
-        buffer_string(out, ",\"error\":null");
-        return;
-    }
-    buffer_string(out, ",\"error\":{\"code\":");
-    buffer_json_cstring(out, evaluation->error_code);
-    admin_write_text(out, "message", evaluation->error_message);
-    admin_write_text(out, "param", evaluation->error_param);
-    buffer_string(out, "}");
-}
-
 static void evaluations_write(struct buffer *out, const struct evaluation_record *evaluation) {
     buffer_string(out, "{\"id\":");
     buffer_json_cstring(out, evaluation->id);
@@ -52,7 +40,7 @@ static void evaluations_write(struct buffer *out, const struct evaluation_record
         out, ",\"progress\":{\"done\":%lld,\"total\":%lld}", (long long)evaluation->done, (long long)evaluation->total);
     admin_write_raw(out, "report", evaluation->report);
     evaluations_write_rows(out, evaluation->report);
-    evaluations_write_error(out, evaluation);
+    admin_write_error(out, evaluation->error_code, evaluation->error_message, evaluation->error_param);
     buffer_string(out, "}");
 }
 

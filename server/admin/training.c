@@ -56,18 +56,6 @@ static void training_write_options(struct buffer *out, const char *object) {
     json_decref(options);
 }
 
-static void training_write_error(struct buffer *out, const struct job_record *job) {
-    if (job->error_message == NULL) {
-        buffer_string(out, ",\"error\":null");
-        return;
-    }
-    buffer_string(out, ",\"error\":{\"code\":");
-    buffer_json_cstring(out, job->error_code);
-    admin_write_text(out, "message", job->error_message);
-    admin_write_text(out, "param", job->error_param);
-    buffer_string(out, "}");
-}
-
 void training_write(struct buffer *out, const struct job_record *job) {
     bool succeeded = strcmp(job->status, "succeeded") == 0;
     buffer_string(out, "{\"id\":");
@@ -95,7 +83,7 @@ void training_write(struct buffer *out, const struct job_record *job) {
         buffer_string(out, "null");
     admin_write_text(out, "user_provided_suffix", job->suffix);
     admin_write_raw(out, "metadata", job->metadata);
-    training_write_error(out, job);
+    admin_write_error(out, job->error_code, job->error_message, job->error_param);
     buffer_string(out, "}");
 }
 
