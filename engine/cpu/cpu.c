@@ -80,6 +80,30 @@ static int choose_tier(const char *features, enum cpu_tier *tier, struct error *
         error, ERROR_INVALID, "cpu features '%s' are unknown, it must be auto, scalar, avx2 or avx512", features);
 }
 
+/* ---- rows ---- */
+
+struct rows_work {
+    uint32_t rows, chunk_rows;
+    thread_part_work work;
+    void *context;
+};
+
+static void do_chunk(void *context, uint32_t chunk, uint32_t thread) {
+    const struct rows_work *of = context;
+    uint32_t first = chunk * of->chunk_rows;
+    of->work(of->context, first, of->rows - first < of->chunk_rows ? of->rows : first + of->chunk_rows, thread);
+}
+
+void cpu_run_rows(struct cpu_backend *cpu, uint32_t rows, uint32_t chunk_rows, thread_part_work work, void *context) {
+    struct rows_work chunks = {rows, chunk_rows, work, context};
+    if (cpu_shares_rows(cpu, rows))
+        thread_pool_run_parts(cpu->threads, rows, work, context);
+    else
+        thread_pool_run(cpu->threads, rows / chunk_rows + (rows % chunk_rows != 0), do_chunk, &chunks);
+}
+
+/* ---- the backend ---- */
+
 static const char *cpu_describe(struct backend *backend) {
     return cpu_backend(backend)->description;
 }

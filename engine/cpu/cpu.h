@@ -53,6 +53,10 @@ static inline bool cpu_shares_rows(const struct cpu_backend *cpu, uint32_t rows)
     return threads > 1 && rows / threads >= CPU_ROWS_SHARED_LEAST && rows <= threads * CPU_ROWS_SHARED_MOST;
 }
 
+/* Work on rows that need nothing of each other: shared out by rows where cpu_shares_rows says so, else in chunks of
+ * chunk_rows; as few as one chunk are cheaper than waking the threads. */
+void cpu_run_rows(struct cpu_backend *cpu, uint32_t rows, uint32_t chunk_rows, thread_part_work work, void *context);
+
 /* linear.c */
 const struct linear_kernels *cpu_linear_kernels(enum cpu_tier tier);
 void cpu_linear_scratch_free(struct cpu_backend *cpu);

@@ -28,8 +28,6 @@ struct rope_job {
     const struct rope_params *rope;
     struct rope_table *table; /* NULL: compute each turn again */
     uint32_t heads;
-    uint32_t chunk_rows;
-    uint32_t rows;
     float *qkv;
 };
 
@@ -150,12 +148,6 @@ static void rope_part(void *context, uint32_t first, uint32_t end, uint32_t thre
     }
 }
 
-static void rope_work(void *context, uint32_t chunk, uint32_t thread) {
-    const struct rope_job *job = context;
-    uint32_t first = chunk * job->chunk_rows;
-    rope_part(context, first, job->rows - first < job->chunk_rows ? job->rows : first + job->chunk_rows, thread);
-}
-
 void cpu_rope_and_append(
     struct backend *backend, const struct kv_batch *batch, const struct rope_params *rope, uint32_t heads, float *qkv) {
     uint32_t rows = 0, rows_end = 0;
@@ -172,18 +164,7 @@ void cpu_rope_and_append(
         .rope = rope,
         .table = table_get(cpu_backend(backend), rope, rows_end),
         .heads = heads,
-        .chunk_rows = rows,
-        .rows = rows,
         .qkv = qkv,
     };
-    if (cpu_shares_rows(job.cpu, rows)) {
-        thread_pool_run_parts(job.cpu->threads, rows, rope_part, &job);
-        return;
-    }
-    if (rows <= ROPE_ROWS_PER_CHUNK) { /* cheaper than waking the threads */
-        rope_work(&job, 0, 0);
-        return;
-    }
-    job.chunk_rows = ROPE_ROWS_PER_CHUNK;
-    thread_pool_run(job.cpu->threads, (rows + ROPE_ROWS_PER_CHUNK - 1) / ROPE_ROWS_PER_CHUNK, rope_work, &job);
+    cpu_run_rows(job.cpu, rows, ROPE_ROWS_PER_CHUNK, rope_part, &job);
 }

@@ -37,26 +37,9 @@ static void rows_part(void *context, uint32_t first, uint32_t end, uint32_t thre
         job->one(job, row);
 }
 
-static void rows_work(void *context, uint32_t chunk, uint32_t thread) {
-    const struct rows_job *job = context;
-    uint32_t first = chunk * ROWS_PER_CHUNK;
-    rows_part(context, first, job->rows - first < ROWS_PER_CHUNK ? job->rows : first + ROWS_PER_CHUNK, thread);
-}
-
-/* Few rows are cheaper than waking the threads. */
 static void rows_run(struct cpu_backend *cpu, struct rows_job *job) {
     job->kernels = cpu->vector;
-    if (cpu_shares_rows(cpu, job->rows)) {
-        thread_pool_run_parts(cpu->threads, job->rows, rows_part, job);
-        return;
-    }
-    uint32_t chunks = job->rows / ROWS_PER_CHUNK + (job->rows % ROWS_PER_CHUNK != 0);
-    if (chunks > 1) {
-        thread_pool_run(cpu->threads, chunks, rows_work, job);
-        return;
-    }
-    for (uint32_t row = 0; row < job->rows; row++)
-        job->one(job, row);
+    cpu_run_rows(cpu, job->rows, ROWS_PER_CHUNK, rows_part, job);
 }
 
 static void norm_row(const struct rows_job *job, uint32_t row) {
