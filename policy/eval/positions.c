@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "policy/eval/json_number.h"
+
 /* ---- measuring ---- */
 
 static double part(double kept, uint32_t tokens, uint32_t heads) {
@@ -73,26 +75,22 @@ void eval_positions_mean(const struct eval_positions_sum *sum, struct eval_posit
 
 /* ---- JSON: failed calls answer -1; the answers are summed up. ---- */
 
-static json_t *number_json(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static int write_list(json_t *object, const char *name, const double *values, int count) {
     json_t *list = json_array();
     int failed = list == NULL;
     while (count > 0 && isnan(values[count - 1]))
         count--;
     for (int i = 0; i < count; i++)
-        failed |= json_array_append_new(list, number_json(values[i]));
+        failed |= json_array_append_new(list, eval_json_number(values[i]));
     return failed | json_object_set_new(object, name, list);
 }
 
 int eval_positions_write(json_t *object, const struct eval_positions *positions) {
     if (!positions->present)
         return 0;
-    int failed = json_object_set_new(object, "kept_sinks", number_json(positions->sinks));
-    failed |= json_object_set_new(object, "kept_recent", number_json(positions->recent));
-    failed |= json_object_set_new(object, "kept_between", number_json(positions->between));
+    int failed = json_object_set_new(object, "kept_sinks", eval_json_number(positions->sinks));
+    failed |= json_object_set_new(object, "kept_recent", eval_json_number(positions->recent));
+    failed |= json_object_set_new(object, "kept_between", eval_json_number(positions->between));
     failed |= write_list(object, "kept_first", positions->first, KEPT_FIRST);
     failed |= write_list(object, "kept_distance", positions->distance, KEPT_DISTANCES);
     return failed;

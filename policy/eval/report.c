@@ -6,11 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "policy/eval/json_number.h"
+
 /* ---- JSON: the json_object_set_new calls below take NULL (a failed allocation) and answer -1; the answers are summed
  * up, so that one check at the end covers all. ---- */
 
 static int set_number(json_t *object, const char *name, double value) {
-    return json_object_set_new(object, name, isfinite(value) ? json_real(value) : json_null());
+    return json_object_set_new(object, name, eval_json_number(value));
 }
 
 static int set_count(json_t *object, const char *name, uint64_t value) {
@@ -27,8 +29,8 @@ static int set_interval(json_t *object, const char *name, const struct bootstrap
     char bounds[64];
     json_t *pair = json_array();
     int failed = set_number(object, name, interval->mean);
-    failed |= json_array_append_new(pair, isfinite(interval->low) ? json_real(interval->low) : json_null());
-    failed |= json_array_append_new(pair, isfinite(interval->high) ? json_real(interval->high) : json_null());
+    failed |= json_array_append_new(pair, eval_json_number(interval->low));
+    failed |= json_array_append_new(pair, eval_json_number(interval->high));
     snprintf(bounds, sizeof bounds, "%s_ci", name);
     failed |= json_object_set_new(object, bounds, pair);
     return failed;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy/eval/resume.h"
 
+#include "policy/eval/json_number.h"
 #include "policy/network.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@ static const char *write_network(const struct eval_variant *variant, char text[s
 
 /* Of the tokens: less than the ratio where that is of the bytes. */
 static double part_of(const struct eval_variant *variant) {
-    return variant->settings.tokens == 0 ? (double)variant->settings.ratio : 0;
+    return variant->settings.tokens == 0 ? variant->settings.ratio : 0;
 }
 
 /* What a result depends on beside the item. Texts that are not UTF-8 (file names of policies) fail: NULL. */
@@ -39,17 +40,13 @@ static json_t *key_json(const struct eval_setup *setup, const struct eval_result
         (json_int_t)result->item, "part", (json_int_t)result->part);
 }
 
-static json_t *number_json(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 /* Failed calls answer -1; the answers are summed up. */
 static int add_kl(json_t *line, const struct eval_result *result) {
     int failed = json_object_set_new(line, "steps", json_integer(result->steps));
-    failed |= json_object_set_new(line, "kl", number_json(result->kl));
-    failed |= json_object_set_new(line, "top1", number_json(result->top1));
-    failed |= json_object_set_new(line, "loss", number_json(result->loss));
-    failed |= json_object_set_new(line, "loss_full", number_json(result->loss_full));
+    failed |= json_object_set_new(line, "kl", eval_json_number(result->kl));
+    failed |= json_object_set_new(line, "top1", eval_json_number(result->top1));
+    failed |= json_object_set_new(line, "loss", eval_json_number(result->loss));
+    failed |= json_object_set_new(line, "loss_full", eval_json_number(result->loss_full));
     return failed;
 }
 
@@ -60,14 +57,14 @@ static int add_answer(json_t *line, const struct eval_result *result) {
     failed |= json_object_set_new(line, "output_tokens", json_integer(result->output_tokens));
     failed |= json_object_set_new(line, "max_tokens", json_integer(result->max_tokens));
     if (result->has_score) {
-        failed |= json_object_set_new(line, "score", number_json(result->score));
-        failed |= json_object_set_new(line, "chance", number_json(result->chance));
+        failed |= json_object_set_new(line, "score", eval_json_number(result->score));
+        failed |= json_object_set_new(line, "chance", eval_json_number(result->chance));
         failed |= json_object_set_new(line, "kind", json_integer(result->kind));
     }
     if (result->has_gold) {
         json_t *gold = json_string(result->gold); /* may be cut within a character */
         failed |= json_object_set_new(line, "gold", gold != NULL ? gold : json_string(""));
-        failed |= json_object_set_new(line, "gold_logprob", number_json(result->gold_logprob));
+        failed |= json_object_set_new(line, "gold_logprob", eval_json_number(result->gold_logprob));
         failed |= json_object_set_new(line, "gold_tokens", json_integer(result->gold_tokens));
     }
     return failed;
@@ -83,12 +80,12 @@ static json_t *result_json(const struct eval_setup *setup, const struct eval_res
         failed |= json_object_set_new(line, "group", group != NULL ? group : json_string("(not UTF-8)"));
     }
     failed |= result->steps > 0 ? add_kl(line, result) : add_answer(line, result);
-    failed |= json_object_set_new(line, "kv_tokens_kept", number_json(result->tokens_kept));
+    failed |= json_object_set_new(line, "kv_tokens_kept", eval_json_number(result->tokens_kept));
     failed |= json_object_set_new(line, "kv_tokens_seen", json_integer(result->tokens_seen));
-    failed |= json_object_set_new(line, "kv_bytes", number_json(result->bytes));
-    failed |= json_object_set_new(line, "kv_bytes_full", number_json(result->bytes_full));
+    failed |= json_object_set_new(line, "kv_bytes", eval_json_number(result->bytes));
+    failed |= json_object_set_new(line, "kv_bytes_full", eval_json_number(result->bytes_full));
     failed |= json_object_set_new(line, "tokens", json_integer(result->tokens));
-    failed |= json_object_set_new(line, "seconds", number_json(result->seconds));
+    failed |= json_object_set_new(line, "seconds", eval_json_number(result->seconds));
     failed |= eval_positions_write(line, &result->positions);
     if (result->kept != NULL)
         failed |= json_object_set_new(line, "kept", json_string(result->kept));
