@@ -153,22 +153,23 @@ table_budgets() {
   print_table
 }
 
+table_errors() {
+  table_budgets
+}
+
+# table_trained [OPTION...]: KL beside the base's.
 table_trained() {
   add_base
-  eval_task kl
+  eval_task kl "$@"
   print_relative
 }
 
 table_lengths() {
-  add_base
-  eval_task kl --continuation 32
-  print_relative
+  table_trained --continuation 32
 }
 
 table_hybrid() {
-  add_base
-  eval_task kl
-  print_relative
+  table_trained
 }
 
 table_rewards() {
@@ -196,14 +197,6 @@ table_features() {
   train_row "content, without reinforcement" ranker "${common[@]}" --method ranker
   eval_without_options kl
   print_relative
-}
-
-table_errors() {
-  local task
-  for task in $tasks; do
-    eval_task "$task"
-  done
-  print_table
 }
 
 table_positions() {
