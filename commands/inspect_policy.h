@@ -6,8 +6,8 @@
  *    "shape": {"layers", "kv_heads", "head_dim", "content", "hidden"}, "parameters": trained numbers,
  *    "fingerprint": of the model that it was trained for, or null,
  *    "defaults": {"scope", "floor", "interval", "summary": true|false, "protect_recent", "protect_sinks"},
- *    "layer_budgets", "layer_budget_slopes", "summary_offsets", "summary_slopes": [one number per layer], "record":
- * object, "tensors": [{"name", "shape", "trained": true|false}]}
+ *    "layer_budgets", "layer_budget_slopes", "summary_offsets", "summary_slopes": [one number per layer],
+ *    "record": object, "tensors": [{"name", "shape", "trained": true|false}]}
  */
 #ifndef COMMANDS_INSPECT_POLICY_H
 #define COMMANDS_INSPECT_POLICY_H

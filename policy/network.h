@@ -130,8 +130,7 @@ struct policy_network *network_take(struct policy_network *network);       /* on
 void network_release(struct policy_network *network);                      /* one less; NULL allowed */
 
 /* The named arrays, for files, optimisers and tests. count: numbers; name: as in the file. index from 0 on; false: no
- * more. `trained`: gradients apply (not to mean, scale and what depends on the
- * level). matrix: weight decay applies. */
+ * more. `trained`: gradients apply (not to mean, scale and what depends on the level). matrix: weight decay applies. */
 struct network_array {
     const char *name;
     float *values;
