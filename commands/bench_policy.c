@@ -6,10 +6,11 @@
  * Decode: a step reads weights, what is cached, and the policy's statistics; ratio_full_allowed is what the full
  * cache's bytes over the policy's would give, ratio_full_reached the part of it that was reached. The full cache's
  * sequences are the same at each run; those of a policy go on from run to run, up to (pairs + 2) x --decode tokens
- * deeper at last, which does not flatter them. With --profile statistics are timed too: they are kept inside attention,
- * so that the policy's sequences take turns with as many of policy streaming, which keeps as many tokens and no
- * statistics, in 3 pairs of profiled runs; the median difference of their attend phases is the phase `statistics`,
- * which is part of `attend`. policy_percent is the share that statistics, score, select and compact have of a step.
+ * deeper at last, which does not flatter them. With --profile statistics are timed too: attention keeps them, and most
+ * policies' scores of a decode step are computed there as well. The policy's sequences therefore take turns with as many
+ * of a full cache that hold as many tokens, in 7 pairs of profiled runs; the median difference of their attend phases is
+ * the phase `statistics`, which is part of `attend`. policy_percent is the share that statistics, score, select and
+ * compact have of a step.
  * Prefill: policy_percent is the time that statistics and the prune after the prompt add to that of the full cache.
  */
 #include "commands/bench_case.h"
@@ -18,7 +19,7 @@
 
 #include <string.h>
 
-enum { STATISTICS_PAIRS = 3 };
+enum { STATISTICS_PAIRS = 7 };
 
 static int prefill_policy(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
     return bench_prefill(bench->engine, work->policy, work->depth, seconds, error);
@@ -64,15 +65,6 @@ int bench_policy_prefill(struct bench *bench, struct error *error) {
     return code;
 }
 
-/* A policy that keeps as many tokens without statistics. */
-static void make_plain(const struct policy_settings *settings, struct policy_settings *plain) {
-    policy_settings_default(policy_find("streaming"), plain);
-    plain->ratio = settings->ratio;
-    plain->tokens = settings->tokens;
-    plain->minimum = settings->minimum;
-    plain->interval = settings->interval;
-}
-
 /* Seconds of a step in the attend phase. */
 static int attend_seconds(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
     struct engine_profile profile;
@@ -99,25 +91,19 @@ static int time_statistics(
 /* Adds the phase of statistics, and says what part of a step the policy takes. */
 static int measure_statistics(
     struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
-    struct policy_settings settings;
+    struct bench_case plain = *work;
     double statistics = 0;
-    int code = 0;
-    if (policy_needs(work->policy, false) != 0) {
-        struct bench_case plain = *work;
-        make_plain(work->policy, &settings);
-        plain.policy = &settings;
-        plain.decode.policy = &settings;
-        plain.decode.runs = STATISTICS_PAIRS + 1;
-        code = bench_decode_prepare(&plain.decode, error);
-        if (code == 0)
-            code = time_statistics(bench, work, &plain, &statistics, error);
-        bench_decode_free(&plain.decode);
-        code = bench_name_case(&plain, code, error);
-        /* Less than nothing is the noise of the clock. */
-        statistics = statistics > 0 ? statistics : 0;
-        run->phases[run->phases_count++] =
-            (struct bench_phase){"statistics", statistics, (double)run->statistics_bytes};
-    }
+    plain.policy = plain.decode.policy = NULL;
+    plain.depth = plain.decode.depth = (uint32_t)run->kv_tokens_kept;
+    plain.decode.runs = STATISTICS_PAIRS + 1;
+    int code = bench_decode_prepare(&plain.decode, error);
+    if (code == 0)
+        code = time_statistics(bench, work, &plain, &statistics, error);
+    bench_decode_free(&plain.decode);
+    code = bench_name_case(&plain, code, error);
+    /* Less than nothing is the noise of the clock. */
+    statistics = statistics > 0 ? statistics : 0;
+    run->phases[run->phases_count++] = (struct bench_phase){"statistics", statistics, (double)run->statistics_bytes};
     double policy = statistics;
     for (uint32_t i = 0; i < run->phases_count; i++)
         for (int phase = PHASE_SCORE; phase <= PHASE_COMPACT; phase++)

@@ -144,6 +144,8 @@ struct statistics_move {
     uint32_t clear_first, clear_end; /* then these columns of `to` are zeroed */
 };
 
+struct score_layer;
+
 /* All sequences of a batch, for one layer: views[item * K + kv_head]. */
 struct kv_batch {
     const struct kv_pool *pool;
@@ -152,6 +154,11 @@ struct kv_batch {
     const struct kv_head_view *views;
     uint32_t layer;
     const struct kv_statistics *statistics; /* [items * K]; NULL: no item needs any */
+    /* [items], or NULL: layers whose heads attend scores as soon as their statistics are there, while they lie in the
+     * caches: a decode step knows beforehand that it will be followed by a prune that asks for the worst slots alone.
+     * heads NULL: not this item. Its stages are such as attend_scores takes, its heads have no scores; `worst` is set
+     * to what score would find, or left as it was where there is no memory. */
+    const struct score_layer *scored;
 };
 
 /* A head at a prune: its slots and what is known of them. */
@@ -259,6 +266,9 @@ struct backend_operations {
      * cache, and stores keys, values and positions at the items' new slots. */
     void (*rope_and_append)(
         struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
+
+    /* Whether attend can score by these stages (struct kv_batch, scored). NULL: by none. */
+    bool (*attend_scores)(const struct score_stage *stages, uint32_t count);
 
     /* out [R, H*d] = softmax(q k / sqrt(d)) v over the slots of the row's sequence whose position is not after the
      * row's own. q is the leading part of qkv's rows (row stride (H + 2K) * d). Query head h reads KV head h / G.

@@ -272,6 +272,7 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
     }
     collect_views(engine, items, items_count);
     uint32_t needs = collect_statistics(engine, items, items_count);
+    const struct score_layer *scored = engine_plan_ahead(engine, items, items_count);
     const struct kv_item *last = &engine->items[items_count - 1];
     struct transformer_batch batch = {
         .tokens = engine->tokens,
@@ -282,6 +283,7 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
         .views = engine->views,
         .statistics = needs & ~(uint32_t)STATISTIC_MOMENTS ? engine->statistics : NULL,
         .moments = needs & STATISTIC_MOMENTS ? engine->moments : NULL,
+        .scored = scored,
         .wanted = engine->wanted,
         .wanted_count = engine->wanted_count,
     };

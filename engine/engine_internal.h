@@ -42,6 +42,10 @@ struct eviction {
     uint32_t handled;              /* length at the last prune that was due and is done */
     bool chosen;                   /* for the prune that is being planned */
     bool pruned;                   /* a prune took place that was over budget */
+    /* [layers * kv_heads] the slots that go at the prune at length worst_at, KV_NO_SLOT: none; found by attention
+     * (engine_plan_ahead). NULL before the first. */
+    uint32_t *worst;
+    uint32_t worst_at;
     struct statistics *statistics; /* NULL: none are needed */
     struct summaries *summaries;   /* NULL: not asked for, or nothing was evicted */
     double *layer_preferences;     /* [layers] of the first prune, cake; else NULL */
@@ -106,6 +110,13 @@ int sequence_prepare_sinks(struct sequence *sequence, struct error *error);
 /* After a prune: rotates the sinks' keys to their places in the cache. */
 void sequence_rotate_sinks(struct sequence *sequence);
 size_t sequence_sink_bytes(const struct sequence *sequence); /* of sink_keys, whether they are there or not */
+
+/* prune.c */
+
+/* After a batch's tokens were appended: prepares the prunes that its decode steps will be followed by, so that
+ * attention can score their slots at once: [layers][count], valid until the next prune of the engine. NULL: there are
+ * none, or no memory. */
+const struct score_layer *engine_plan_ahead(struct engine *engine, const struct batch_item *items, uint32_t count);
 
 /* demand.c */
 

@@ -3,6 +3,10 @@
  * engine_prune: which sequences are due, what their slots are worth (one call of the backend for all), which stay
  * (policy/select.h), and what follows from it for pages and statistics. Everything is planned in work space of the
  * engine before the first sequence changes.
+ *
+ * A decode step of most policies is followed by a prune that takes one slot of a head, by scores that attention can
+ * compute on its way (backend.h, kv_batch.scored): engine_plan_ahead asks for that before the batch is computed, and
+ * engine_prune finds the slots in the sequence. What it does not find there it plans and scores itself.
  */
 #include "engine/prune.h"
 
@@ -24,6 +28,7 @@ struct prune_job {
     uint32_t rows_count;
     size_t slots_count; /* of all heads */
     bool one;           /* a row that is over its budget is so by one slot, and alone */
+    bool found;         /* attention has found what goes: eviction.worst */
     uint32_t *slots;    /* [heads] */
     uint32_t *budgets;  /* [heads] */
     struct score_head *heads;
@@ -55,18 +60,19 @@ void prune_space_free(struct engine *engine) {
         engine_operations(engine)->release(engine->backend, space->scores);
     select_scratch_free(&space->select);
     free(space->memory);
+    free(space->ahead);
     free(space->identity);
 }
 
-static int grow_memory(struct prune_space *space, size_t bytes) {
-    if (bytes <= space->bytes)
+static int grow_memory(char **memory, size_t *capacity, size_t bytes) {
+    if (bytes <= *capacity)
         return 0;
-    char *memory = malloc(bytes + bytes / 8);
-    if (memory == NULL)
+    char *larger = malloc(bytes + bytes / 8);
+    if (larger == NULL)
         return ERROR_MEMORY;
-    free(space->memory);
-    space->memory = memory;
-    space->bytes = bytes + bytes / 8;
+    free(*memory);
+    *memory = larger;
+    *capacity = bytes + bytes / 8;
     return 0;
 }
 
@@ -138,38 +144,57 @@ static uint32_t choose(struct sequence *const *sequences, uint32_t count) {
 
 /* ---- the plan ---- */
 
+/* A head whose slot attention was asked for and has not found. */
+enum { NOT_FOUND = KV_NO_SLOT - 1 };
+
+/* Attention has found all that goes. */
+static bool is_found(const struct sequence *sequence) {
+    const struct eviction *eviction = &sequence->eviction;
+    if (eviction->worst == NULL || eviction->worst_at != sequence_length(sequence))
+        return false;
+    for (uint32_t i = 0; i < engine_heads(sequence->engine); i++)
+        if (eviction->worst[i] == NOT_FOUND)
+            return false;
+    return true;
+}
+
 /* Cuts a job's work space; fills in what decides on its size. */
-static void lay_out(struct prune_job *job, struct sequence *sequence, struct arena *arena) {
+static void lay_out(struct prune_job *job, struct sequence *sequence, bool found, struct arena *arena) {
     const struct engine *engine = sequence->engine;
     const struct model_shape *shape = &engine->model->shape;
     const struct eviction *eviction = &sequence->eviction;
     uint32_t heads = engine_heads(engine);
-    *job = (struct prune_job){.sequence = sequence, .seen = sequence_length(sequence), .first = !eviction->pruned};
+    *job = (struct prune_job){
+        .sequence = sequence, .seen = sequence_length(sequence), .first = !eviction->pruned, .found = found};
     job->budget = policy_budget(&eviction->settings, job->seen);
     job->mark = job->seen > eviction->prompt_tokens && eviction->settings.interval == 1;
     job->rows_count = eviction->settings.policy->shared ? shape->layers : heads;
     for (uint32_t i = 0; i < heads; i++)
         job->slots_count += kv_sequence_slots(sequence->kv, i / shape->kv_heads, i % shape->kv_heads);
     job->slots = take(arena, heads, sizeof *job->slots);
+    job->removals = take(arena, heads, sizeof *job->removals);
+    if (eviction->statistics != NULL)
+        job->statistics_work = take(arena, 1, statistics_prune_work(eviction->statistics, job->slots_count));
+    if (eviction->settings.summary)
+        job->summaries_work = take(arena, 1, summaries_work(heads, job->slots_count));
+    if (found)
+        return;
     job->budgets = take(arena, heads, sizeof *job->budgets);
     job->heads = take(arena, heads, sizeof *job->heads);
     job->stages = take(arena, SCORE_STAGES_MAX, sizeof *job->stages);
     job->worst = take(arena, heads, sizeof *job->worst);
     job->rows = take(arena, job->rows_count, sizeof *job->rows);
-    job->removals = take(arena, heads, sizeof *job->removals);
     job->keep = take(arena, job->slots_count, sizeof *job->keep);
-    if (eviction->statistics != NULL)
-        job->statistics_work = take(arena, 1, statistics_prune_work(eviction->statistics, job->slots_count));
-    if (eviction->settings.summary)
-        job->summaries_work = take(arena, 1, summaries_work(heads, job->slots_count));
 }
 
 struct prune {
     struct engine *engine;
     struct prune_job *jobs;
     uint32_t count;
-    struct score_layer *layers; /* [count * layers] of all jobs */
+    struct score_layer *layers; /* [scored * layers] of the jobs that are scored */
+    uint32_t scored;
     double *entropy, *variance; /* [layers] */
+    bool use_found;             /* what attention has found need not be scored */
     bool show_scores;           /* all of them are asked for */
     float *host_scores;         /* where the device's memory is not the host's */
 };
@@ -178,7 +203,7 @@ static void lay_out_all(
     struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen, struct arena *arena) {
     uint32_t layers = prune->engine->model->shape.layers;
     struct prune_job unused;
-    prune->count = 0;
+    prune->count = prune->scored = 0;
     prune->jobs = take(arena, chosen, sizeof *prune->jobs);
     prune->layers = take(arena, (size_t)chosen * layers, sizeof *prune->layers);
     prune->entropy = take(arena, layers, sizeof *prune->entropy);
@@ -188,9 +213,10 @@ static void lay_out_all(
         if (!sequences[i]->eviction.chosen)
             continue;
         struct prune_job *job = arena->base != NULL ? &prune->jobs[prune->count] : &unused;
-        lay_out(job, sequences[i], arena);
-        job->layers = arena->base != NULL ? prune->layers + (size_t)prune->count * layers : NULL;
-        slots += job->slots_count;
+        lay_out(job, sequences[i], prune->use_found && is_found(sequences[i]), arena);
+        job->layers = arena->base != NULL ? prune->layers + (size_t)prune->scored * layers : NULL;
+        slots += job->found ? 0 : job->slots_count;
+        prune->scored += !job->found;
         prune->count++;
     }
     if (!engine_operations(prune->engine)->host_memory)
@@ -379,13 +405,42 @@ static int prepare(struct prune *prune, struct sequence *const *sequences, uint3
     struct arena arena = {0};
     uint32_t longest = 0;
     lay_out_all(prune, sequences, count, chosen, &arena);
-    if (grow_memory(space, arena.at) != 0)
+    if (grow_memory(&space->memory, &space->bytes, arena.at) != 0)
         return ERROR_MEMORY;
     arena = (struct arena){.base = space->memory};
     lay_out_all(prune, sequences, count, chosen, &arena);
     for (uint32_t i = 0; i < prune->count; i++)
         longest = prune->jobs[i].seen > longest ? prune->jobs[i].seen : longest;
     return grow_identity(space, longest);
+}
+
+/* What a job asks the backend for. Scores are taken from *scores on; NULL: none are there. */
+static int plan_job(struct prune *prune, struct prune_job *job, float **scores) {
+    bool freeze = !prune->show_scores && job->seen >= job->sequence->eviction.prompt_tokens;
+    fill_job(job, freeze, scores);
+    memset(
+        job->budgets, 0xff, engine_heads(prune->engine) * sizeof *job->budgets); /* protection by B until allocated */
+    protect(job);
+    if (allocate_budgets(prune, job) != 0)
+        return ERROR_MEMORY;
+    if (job->sequence->eviction.settings.policy->heads_differ) {
+        protect(job);
+        leave_out_full(job);
+    }
+    leave_room_for_summaries(job);
+    if (!prune->show_scores)
+        ask_for_worst(job);
+    return 0;
+}
+
+/* What attention has found is the whole plan. */
+static void take_found(struct prune_job *job) {
+    const struct sequence *sequence = job->sequence;
+    uint32_t kv_heads = sequence->engine->model->shape.kv_heads;
+    for (uint32_t i = 0; i < engine_heads(sequence->engine); i++) {
+        job->slots[i] = kv_sequence_slots(sequence->kv, i / kv_heads, i % kv_heads);
+        job->removals[i] = (struct kv_removal){.evict = sequence->eviction.worst[i]};
+    }
 }
 
 /* Plans all jobs, scores excepted. */
@@ -396,28 +451,110 @@ static int plan(struct prune *prune, struct sequence *const *sequences, uint32_t
     if (prepare(prune, sequences, count, chosen) != 0)
         return ERROR_MEMORY;
     for (uint32_t i = 0; i < prune->count; i++)
-        slots += prune->jobs[i].slots_count;
+        slots += prune->jobs[i].found ? 0 : prune->jobs[i].slots_count;
     if (grow_scores(engine, slots) != 0)
         return ERROR_MEMORY;
     space->rope = transformer_rope(engine->transformer);
     float *scores = space->scores;
-    for (uint32_t i = 0; i < prune->count; i++) {
-        struct prune_job *job = &prune->jobs[i];
-        bool freeze = !prune->show_scores && job->seen >= job->sequence->eviction.prompt_tokens;
-        fill_job(job, freeze, &scores);
-        memset(job->budgets, 0xff, engine_heads(engine) * sizeof *job->budgets); /* protection by B until allocated */
-        protect(job);
-        if (allocate_budgets(prune, job) != 0)
-            return ERROR_MEMORY;
-        if (job->sequence->eviction.settings.policy->heads_differ) {
-            protect(job);
-            leave_out_full(job);
-        }
-        leave_room_for_summaries(job);
-        if (!prune->show_scores)
-            ask_for_worst(job);
+    int code = 0;
+    for (uint32_t i = 0; i < prune->count && code == 0; i++) {
+        if (prune->jobs[i].found)
+            take_found(&prune->jobs[i]);
+        else
+            code = plan_job(prune, &prune->jobs[i], &scores);
     }
-    return 0;
+    return code;
+}
+
+/* ---- ahead of the batch ---- */
+
+/* Whether a batch's item will be followed by a prune that attention can score for. What depends on budgets is seen
+ * when they are planned. */
+static bool can_be_found(const struct batch_item *item) {
+    const struct sequence *sequence = item->sequence;
+    const struct eviction *eviction = &sequence->eviction;
+    const struct policy_settings *settings = &eviction->settings;
+    const struct backend_operations *operations = engine_operations(sequence->engine);
+    struct score_stage stages[SCORE_STAGES_MAX];
+    if (item->count != 1 || !eviction->evicts || settings->interval != 1 || settings->policy->shared ||
+        !rows_are_alone(settings) || operations->attend_scores == NULL ||
+        sequence_length(sequence) <= eviction->prompt_tokens || !is_due(sequence) || !is_over(sequence))
+        return false;
+    if (settings->policy->allocation == ALLOCATE_CAKE && eviction->layer_preferences == NULL)
+        return false;
+    if (settings->policy->allocation == ALLOCATE_GATES && settings->gates == NULL && eviction->gates == NULL)
+        return false;
+    return operations->attend_scores(stages, policy_stages(settings, stages));
+}
+
+/* Lets a planned job's heads report to the sequence, and adds its layers to those of the batch, `count` apart. */
+static bool ask_attention(struct prune_job *job, uint32_t count, struct score_layer *scored) {
+    struct eviction *eviction = &job->sequence->eviction;
+    uint32_t heads = engine_heads(job->sequence->engine);
+    if (!job->one)
+        return false;
+    if (eviction->worst == NULL)
+        eviction->worst = malloc(heads * sizeof *eviction->worst);
+    if (eviction->worst == NULL)
+        return false;
+    eviction->worst_at = job->seen;
+    for (uint32_t i = 0; i < heads; i++) {
+        bool goes = job->heads[i].worst != NULL;
+        eviction->worst[i] = goes ? NOT_FOUND : KV_NO_SLOT;
+        job->heads[i].worst = goes ? &eviction->worst[i] : NULL;
+    }
+    for (uint32_t layer = 0; layer < job->sequence->engine->model->shape.layers; layer++)
+        scored[(size_t)layer * count] = job->layers[layer];
+    return true;
+}
+
+/* Cuts up the work space for the chosen items. Returns the layers of the batch, all without heads. */
+static struct score_layer *lay_out_ahead(
+    struct prune *prune, const struct batch_item *items, uint32_t count, struct arena *arena) {
+    uint32_t layers = prune->engine->model->shape.layers;
+    struct score_layer *scored = take(arena, (size_t)layers * count, sizeof *scored);
+    struct prune_job unused;
+    prune->jobs = take(arena, count, sizeof *prune->jobs);
+    for (uint32_t i = 0; i < count; i++) {
+        struct prune_job *job = arena->base != NULL ? &prune->jobs[i] : &unused;
+        *job = (struct prune_job){.sequence = NULL};
+        if (!items[i].sequence->eviction.chosen)
+            continue;
+        lay_out(job, items[i].sequence, false, arena);
+        job->layers = take(arena, layers, sizeof *job->layers);
+    }
+    if (arena->base != NULL)
+        memset(scored, 0, (size_t)layers * count * sizeof *scored);
+    return scored;
+}
+
+const struct score_layer *engine_plan_ahead(struct engine *engine, const struct batch_item *items, uint32_t count) {
+    struct prune prune = {.engine = engine};
+    struct prune_space *space = &engine->prune;
+    struct arena arena = {0};
+    uint32_t longest = 0;
+    bool any = false;
+    for (uint32_t i = 0; i < count; i++) {
+        struct eviction *eviction = &items[i].sequence->eviction;
+        eviction->worst_at = 0;
+        eviction->chosen = can_be_found(&items[i]);
+        if (eviction->chosen && sequence_length(items[i].sequence) > longest)
+            longest = sequence_length(items[i].sequence);
+    }
+    if (longest == 0)
+        return NULL;
+    lay_out_ahead(&prune, items, count, &arena);
+    if (grow_memory(&space->ahead, &space->ahead_bytes, arena.at) != 0 || grow_identity(space, longest) != 0)
+        return NULL;
+    arena = (struct arena){.base = space->ahead};
+    struct score_layer *scored = lay_out_ahead(&prune, items, count, &arena);
+    space->rope = transformer_rope(engine->transformer);
+    for (uint32_t i = 0; i < count; i++) {
+        float *none = NULL;
+        if (prune.jobs[i].sequence != NULL && plan_job(&prune, &prune.jobs[i], &none) == 0)
+            any = ask_attention(&prune.jobs[i], count, scored + i) || any;
+    }
+    return any ? scored : NULL;
 }
 
 /* ---- selection ---- */
@@ -493,6 +630,8 @@ static int select_job(struct prune *prune, struct prune_job *job, struct error *
         if (code != 0)
             return code;
     }
+    if (job->found)
+        return 0;
     if (job->one) {
         remove_worst(job);
         return 0;
@@ -549,6 +688,7 @@ static int compact(struct prune_job *job, struct error *error) {
     if (code != 0)
         return code;
     eviction->pruned = true;
+    eviction->worst_at = 0;
     follow(job);
     sequence_rotate_sinks(sequence);
     sequence_charge_less(sequence);
@@ -568,12 +708,14 @@ static int score(struct prune *prune, struct error *error) {
     const struct backend_operations *operations = engine_operations(engine);
     const struct model_shape *shape = &engine->model->shape;
     size_t slots = 0;
+    if (prune->scored == 0)
+        return 0;
     int code = operations->score(engine->backend, kv_cache_pool(engine->cache), prune->layers,
-        prune->count * shape->layers, shape->heads, error);
+        prune->scored * shape->layers, shape->heads, error);
     if (code != 0)
         return code;
     for (uint32_t i = 0; i < prune->count; i++)
-        slots += prune->jobs[i].slots_count;
+        slots += prune->jobs[i].found ? 0 : prune->jobs[i].slots_count;
     if (prune->host_scores != NULL)
         operations->download(engine->backend, prune->host_scores, engine->prune.scores, slots * sizeof(float));
     operations->synchronize(engine->backend);
@@ -581,7 +723,7 @@ static int score(struct prune *prune, struct error *error) {
 }
 
 int engine_prune(struct engine *engine, struct sequence *const *sequences, uint32_t count, struct error *error) {
-    struct prune prune = {.engine = engine};
+    struct prune prune = {.engine = engine, .use_found = true};
     double start = clock_seconds();
     uint32_t chosen = choose(sequences, count);
     if (chosen == 0)

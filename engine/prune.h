@@ -11,6 +11,8 @@
 struct prune_space {
     char *memory; /* host, cut up anew by each call */
     size_t bytes;
+    char *ahead; /* the same for prunes that are planned ahead, until the batch is computed */
+    size_t ahead_bytes;
     float *scores; /* device [scores_capacity] */
     size_t scores_capacity;
     uint32_t *identity; /* 0, 1, 2, ...: positions of a head that was never pruned */

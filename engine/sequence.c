@@ -115,6 +115,7 @@ void sequence_free(struct sequence *sequence) {
         policy_settings_release(&eviction->settings);
     free(eviction->layer_preferences);
     free(eviction->gates);
+    free(eviction->worst);
     free(sequence->swap);
     free(sequence->tokens);
     free(sequence);
@@ -458,6 +459,7 @@ int sequence_keep(struct sequence *sequence, uint32_t layer, uint32_t head, cons
         return error_set(error, ERROR_INVALID, "no KV head %u in layer %u", head, layer);
     uint32_t before = kv_sequence_slots(sequence->kv, layer, head);
     int code = kv_sequence_keep(sequence->kv, layer, head, slots, count, error);
+    sequence->eviction.worst_at = 0;
     if (code == 0 && count < before && sequence->eviction.statistics != NULL)
         statistics_keep(sequence->eviction.statistics, layer * shape->kv_heads + head, slots, count, before);
     return code;

@@ -282,6 +282,7 @@ static struct kv_batch layer_batch(const struct transformer *t, const struct tra
         .views = batch->views + heads,
         .layer = layer,
         .statistics = batch->statistics == NULL ? NULL : batch->statistics + heads,
+        .scored = batch->scored == NULL ? NULL : batch->scored + (size_t)layer * batch->items_count,
     };
 }
 

@@ -27,6 +27,7 @@ struct transformer_batch {
     /* What attention adds to; NULL: no sequence of the batch needs any. */
     const struct kv_statistics *statistics; /* [layers][items_count][kv_heads] */
     const struct query_moments *moments;    /* [layers][items_count] */
+    const struct score_layer *scored;       /* [layers][items_count] struct kv_batch; NULL: none */
     const uint32_t *wanted;                 /* [wanted_count] rows whose final hidden state is asked for */
     uint32_t wanted_count;
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/cpu/attend.h"
 #include "engine/cpu/attend_tasks.h"
+#include "engine/cpu/score_state.h"
 #include "engine/cpu/statistics.h"
 
 #include <stdatomic.h>
@@ -12,6 +13,7 @@ struct attend_job {
     const struct attend_format_kernels *format;
     const struct kv_batch *batch;
     const struct kv_layout *layout;
+    const struct score_call *score; /* NULL: nothing is scored */
     struct attend_tasks tasks;
     float *partials;
     const struct statistics_kernels *statistics;
@@ -153,6 +155,13 @@ static uint32_t block_needs(const struct attend_job *job, const struct attend_bl
     if (first_counted(item, to->history, 0) >= end)
         needs &= ~(uint32_t)STATISTIC_ABOVE;
     return needs;
+}
+
+/* The layer by which a block's head is scored; NULL: it is not. */
+static const struct score_layer *block_scored(const struct attend_job *job, const struct attend_block *block) {
+    if (job->score == NULL || job->batch->scored[block->item].heads == NULL)
+        return NULL;
+    return &job->batch->scored[block->item];
 }
 
 /* Queries of a block times 1 / sqrt(d): q [rows][d], row = token * group + head. */
@@ -334,6 +343,9 @@ static bool split_score(const struct attend_job *job, const struct attend_block 
     split_find_pages(job, block, split, found);
     if (kept != NULL)
         split_begin_kept(job, block, split, found, kept);
+    const struct score_layer *scored = block_scored(job, block);
+    if (scored != NULL)
+        score_expect(scored, block->kv_head, split * ATTEND_SPLIT, split_slots(block_view(job, block), split));
     if (found->count == 0)
         return false;
     uint32_t dim = job->layout->head_dim;
@@ -510,11 +522,14 @@ static void block_add_statistics(
 
 /* When all splits are merged. */
 static void block_end(const struct attend_job *job, const struct attend_block *block, const float *q,
-    struct attend_partial *total, char *kept) {
+    struct attend_partial *total, char *kept, uint32_t thread) {
     float scores[STATISTICS_ROWS];
     bool summary = block_add_summary(job, block, q, total, scores);
     block_finish(job, block, total);
     block_add_statistics(job, block, kept, summary ? scores : NULL);
+    const struct score_layer *scored = block_scored(job, block);
+    if (scored != NULL && scored->heads[block->kv_head].worst != NULL)
+        score_head_alone(job->score, scored, block->kv_head, thread);
 }
 
 /* All splits of a block, merged as they come. kept: memory for block_kept_bytes. */
@@ -530,7 +545,7 @@ static void block_run_whole(
         if (split_run(job, block, split, following, &workspace, &next.partial, block_kept(block, kept, split)))
             partial_merge(job, rows, &total.partial, &next.partial);
     }
-    block_end(job, block, workspace.q, &total.partial, kept);
+    block_end(job, block, workspace.q, &total.partial, kept, turn != NULL ? turn->thread : 0);
 }
 
 static struct attend_partial *block_partial(
@@ -556,7 +571,7 @@ static void block_run_part(
     struct attend_partial *total = block_partial(job, block, 0);
     for (uint32_t split = 1; split < block->splits; split++)
         partial_merge(job, rows, total, block_partial(job, block, split));
-    block_end(job, block, workspace.q, total, kept);
+    block_end(job, block, workspace.q, total, kept, turn->thread);
 }
 
 static void task_run(const struct attend_task *task, struct attend_turn *turn) {
@@ -781,6 +796,16 @@ static void attend_serially(struct attend_job *job) {
         later_work(job, head, 0);
 }
 
+/* Scratch for the heads that are scored. False: none is, or they have to be scored later, since there is no memory or
+ * their statistics come after the blocks. */
+static bool scored_prepare(
+    struct cpu_backend *cpu, const struct kv_batch *batch, uint32_t heads, struct score_call *call) {
+    if (batch->scored == NULL || heads / batch->pool->layout.kv_heads > ATTEND_ROWS)
+        return false;
+    *call = (struct score_call){cpu, score_state_get(cpu), batch->pool, batch->scored, batch->items_count, heads};
+    return call->state != NULL && score_scratch_prepare(call, NULL) == 0;
+}
+
 void cpu_attend(struct backend *backend, const struct kv_batch *batch, uint32_t heads, const float *qkv, float *out) {
     struct cpu_backend *cpu = cpu_backend(backend);
     struct attend_scratch *scratch = attend_scratch_get(cpu);
@@ -797,9 +822,13 @@ void cpu_attend(struct backend *backend, const struct kv_batch *batch, uint32_t 
         .qkv = qkv,
         .out = out,
     };
+    struct score_call score;
+    if (scored_prepare(cpu, batch, heads, &score))
+        job.score = &score;
     uint32_t threads = thread_pool_size(cpu->threads);
     uint32_t tasks = scratch == NULL ? 0 : attend_plan(&job, scratch, threads);
     if (tasks == 0) {
+        job.score = NULL;
         attend_serially(&job);
         return;
     }

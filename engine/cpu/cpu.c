@@ -156,6 +156,7 @@ static const struct backend_operations operations = {
     .rms_norm = cpu_rms_norm,
     .linear = cpu_linear,
     .rope_and_append = cpu_rope_and_append,
+    .attend_scores = cpu_attend_scores,
     .attend = cpu_attend,
     .score = cpu_score,
     .summarise = cpu_summarise,

@@ -82,6 +82,7 @@ void cpu_attend_scratch_free(struct cpu_backend *cpu);
 void cpu_rope_and_append(
     struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
 void cpu_attend(struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, float *out);
+bool cpu_attend_scores(const struct score_stage *stages, uint32_t count); /* score.c */
 void cpu_query_moments(
     struct backend *, const struct kv_batch *, uint32_t heads, const float *qkv, const struct query_moments *moments);
 void cpu_copy_pages(struct backend *, const struct kv_pool *, const uint32_t *from, const uint32_t *to, uint32_t count);

@@ -6,16 +6,22 @@
 #include <math.h>
 
 static const struct score_operation operations[STAGE_KIND_COUNT] = {
-    [STAGE_POSITION] = {.name = "position", .run = score_position},
-    [STAGE_RANDOM] = {.name = "random", .run = score_random},
-    [STAGE_SUM] = {.name = "sum", .needs = STATISTIC_SUM, .run = score_sum},
-    [STAGE_SUM_PER_QUERY] = {.name = "sum per query", .needs = STATISTIC_SUM, .run = score_sum_per_query},
-    [STAGE_ABOVE] = {.name = "above", .needs = STATISTIC_ABOVE, .run = score_above},
-    [STAGE_WINDOW_SUM] = {.name = "window sum", .needs = STATISTIC_WINDOW, .run = score_window_sum},
-    [STAGE_WINDOW_SPREAD] = {.name = "window spread", .needs = STATISTIC_WINDOW, .run = score_window_spread},
-    [STAGE_NOISY] = {.name = "noisy", .needs = STATISTIC_NOISY, .run = score_noisy},
-    [STAGE_KEY_NORM] = {.name = "key norm", .run = score_key_norm},
-    [STAGE_KEY_DIFFERENCE] = {.name = "key difference", .run = score_key_difference},
+    [STAGE_POSITION] = {.name = "position", .alone = true, .run = score_position},
+    [STAGE_RANDOM] = {.name = "random", .alone = true, .run = score_random},
+    [STAGE_SUM] = {.name = "sum", .needs = STATISTIC_SUM, .alone = true, .run = score_sum},
+    [STAGE_SUM_PER_QUERY] = {.name = "sum per query",
+        .needs = STATISTIC_SUM,
+        .alone = true,
+        .run = score_sum_per_query},
+    [STAGE_ABOVE] = {.name = "above", .needs = STATISTIC_ABOVE, .alone = true, .run = score_above},
+    [STAGE_WINDOW_SUM] = {.name = "window sum", .needs = STATISTIC_WINDOW, .alone = true, .run = score_window_sum},
+    [STAGE_WINDOW_SPREAD] = {.name = "window spread",
+        .needs = STATISTIC_WINDOW,
+        .alone = true,
+        .run = score_window_spread},
+    [STAGE_NOISY] = {.name = "noisy", .needs = STATISTIC_NOISY, .alone = true, .run = score_noisy},
+    [STAGE_KEY_NORM] = {.name = "key norm", .alone = true, .run = score_key_norm},
+    [STAGE_KEY_DIFFERENCE] = {.name = "key difference", .alone = true, .run = score_key_difference},
     [STAGE_EXPECTED_ATTENTION] = {.name = "expected attention", .run = score_expected_attention},
     [STAGE_LAPROX] = {.name = "laprox",
         .needs = STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS,
@@ -33,15 +39,18 @@ static const struct score_operation operations[STAGE_KIND_COUNT] = {
         .matrix = true,
         .run = score_drop_error},
     [STAGE_LAYER_MEAN] = {.name = "layer mean", .whole_layer = true, .same_slots = true, .run = score_layer_mean},
-    [STAGE_TIMES_VALUE_NORM] = {.name = "times value norm", .run = score_times_value_norm},
+    [STAGE_TIMES_VALUE_NORM] = {.name = "times value norm", .alone = true, .run = score_times_value_norm},
     [STAGE_TIMES_OUTPUT_NORM] = {.name = "times output norm",
         .needs = STATISTIC_OUTPUT_NORM,
         .matrix = true,
         .run = score_times_output_norm},
-    [STAGE_POOL_MAX] = {.name = "pool max", .run = score_pool_max},
-    [STAGE_POOL_ADAPTIVE] = {.name = "pool adaptive", .needs = STATISTIC_WINDOW, .run = score_pool_adaptive},
-    [STAGE_PROTECT] = {.name = "protect", .run = score_protect},
-    [STAGE_PROTECT_BEST] = {.name = "protect best", .run = score_protect_best},
+    [STAGE_POOL_MAX] = {.name = "pool max", .alone = true, .run = score_pool_max},
+    [STAGE_POOL_ADAPTIVE] = {.name = "pool adaptive",
+        .needs = STATISTIC_WINDOW,
+        .alone = true,
+        .run = score_pool_adaptive},
+    [STAGE_PROTECT] = {.name = "protect", .alone = true, .run = score_protect},
+    [STAGE_PROTECT_BEST] = {.name = "protect best", .alone = true, .run = score_protect_best},
     [STAGE_NETWORK] = {.name = "network", .whole_layer = true, .run = score_network},
     [STAGE_LOG_SOFTMAX] = {.name = "log softmax", .run = score_log_softmax},
 };
@@ -178,11 +187,16 @@ static void find_worst(const struct score_unit *unit, uint32_t head) {
         *at->worst = unit->kernels->worst(at->scores, unit->scratch->slots[head].positions, at->view.slots);
 }
 
-/* The stages of snapkv where of every head only the slot that goes is asked for: a decode step. */
-static bool only_pooled_worst(const struct score_layer *layer, uint32_t kv_heads) {
+/* The stages of snapkv. */
+static bool pools_window_sums(const struct score_layer *layer) {
     const struct score_stage *stages = layer->stages;
-    bool pooled = layer->stages_count == 3 && stages[0].kind == STAGE_WINDOW_SUM && stages[1].kind == STAGE_PROTECT &&
-                  stages[2].kind == STAGE_POOL_MAX;
+    return layer->stages_count == 3 && stages[0].kind == STAGE_WINDOW_SUM && stages[1].kind == STAGE_PROTECT &&
+           stages[2].kind == STAGE_POOL_MAX;
+}
+
+/* Of every head only the slot that goes is asked for: a decode step. */
+static bool only_pooled_worst(const struct score_layer *layer, uint32_t kv_heads) {
+    bool pooled = pools_window_sums(layer);
     for (uint32_t head = 0; head < kv_heads && pooled; head++)
         pooled = layer->heads[head].scores == NULL;
     return pooled;
@@ -203,7 +217,7 @@ static void expect_head(const struct score_head *at) {
     expect(at->positions, slots * sizeof *at->positions);
 }
 
-/* What the stages lead to, without a score for every slot. */
+/* What the stages of a pooled layer lead to, without a score for every slot. */
 static void find_pooled_worst(const struct score_unit *unit, uint32_t head) {
     const struct score_stage *stages = unit->layer->stages;
     if (unit->layer->heads[head].worst == NULL)
@@ -228,12 +242,8 @@ static void find_all_pooled_worst(const struct score_unit *unit, const struct sc
     }
 }
 
-static void score_work(void *context, uint32_t chunk, uint32_t thread) {
-    const struct score_call *call = context;
-    uint32_t kv_heads = call->pool->layout.kv_heads;
-    const struct score_layer scored = scored_layer(&call->layers[chunk], kv_heads, &call->state->scratch[thread]);
-    const struct score_layer *layer = &scored;
-    const struct score_unit unit = {
+static struct score_unit score_unit(const struct score_call *call, const struct score_layer *layer, uint32_t thread) {
+    return (struct score_unit){
         .cpu = call->cpu,
         .kernels = call->cpu->score,
         .pool = call->pool,
@@ -241,8 +251,16 @@ static void score_work(void *context, uint32_t chunk, uint32_t thread) {
         .scratch = &call->state->scratch[thread],
         .matrix = layer->layer < call->state->layers ? &call->state->matrices[layer->layer] : NULL,
         .heads = call->heads,
-        .group = call->heads / kv_heads,
+        .group = call->heads / call->pool->layout.kv_heads,
     };
+}
+
+static void score_work(void *context, uint32_t chunk, uint32_t thread) {
+    const struct score_call *call = context;
+    uint32_t kv_heads = call->pool->layout.kv_heads;
+    const struct score_layer scored = scored_layer(&call->layers[chunk], kv_heads, &call->state->scratch[thread]);
+    const struct score_layer *layer = &scored;
+    const struct score_unit unit = score_unit(call, layer, thread);
     int32_t *space = unit.scratch->positions;
     for (uint32_t head = 0; head < kv_heads; head++) {
         find_slots(&unit, head, space);
@@ -263,6 +281,40 @@ static void score_work(void *context, uint32_t chunk, uint32_t thread) {
         clear_holes(&unit, head);
         find_worst(&unit, head);
     }
+}
+
+bool cpu_attend_scores(const struct score_stage *stages, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        if ((uint32_t)stages[i].kind >= STAGE_KIND_COUNT || !operations[stages[i].kind].alone)
+            return false;
+    }
+    return true;
+}
+
+void score_expect(const struct score_layer *layer, uint32_t head, uint32_t first_slot, uint32_t slots) {
+    const struct score_head *at = &layer->heads[head];
+    if (at->worst != NULL && at->order != NULL)
+        expect(at->order + first_slot, slots * sizeof *at->order);
+}
+
+/* Positions are those of the pages, which attention has just read. */
+void score_head_alone(const struct score_call *call, const struct score_layer *layer, uint32_t head, uint32_t thread) {
+    struct score_scratch *scratch = &call->state->scratch[thread];
+    struct score_layer scored = *layer;
+    scratch->heads[head] = layer->heads[head];
+    scratch->heads[head].scores = scratch->scores;
+    scratch->heads[head].positions = NULL;
+    scored.heads = scratch->heads;
+    const struct score_unit unit = score_unit(call, &scored, thread);
+    find_slots(&unit, head, scratch->positions);
+    if (pools_window_sums(layer)) {
+        find_pooled_worst(&unit, head);
+        return;
+    }
+    for (uint32_t i = 0; i < layer->stages_count; i++)
+        operations[layer->stages[i].kind].run(&unit, &layer->stages[i], head);
+    clear_holes(&unit, head);
+    find_worst(&unit, head);
 }
 
 bool score_has_stage(const struct score_layer *layer, enum score_stage_kind kind) {

@@ -132,6 +132,7 @@ struct score_operation {
     bool whole_layer; /* run once a layer (head 0) */
     bool same_slots;  /* all heads of the layer must hold as many slots */
     bool matrix;      /* needs W_o */
+    bool alone;       /* attention may run it: of one head, and nothing has to be computed before */
     void (*run)(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 };
 

@@ -77,6 +77,8 @@ static struct score_size measure(const struct score_call *call) {
     size.blocks = 2 * size.dim * SCORE_LANES; /* slot_norms */
     for (uint32_t i = 0; i < call->count; i++) {
         size_t layer_slots = 0;
+        if (call->layers[i].heads == NULL)
+            continue;
         for (uint32_t head = 0; head < size.kv_heads; head++) {
             size_t slots = score_round(call->layers[i].heads[head].view.slots);
             layer_slots += slots;

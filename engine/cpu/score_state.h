@@ -55,6 +55,11 @@ struct score_state *score_state_get(struct cpu_backend *cpu);
 /* Scratch for the layers of a call. ERROR_MEMORY. */
 int score_scratch_prepare(const struct score_call *call, struct error *error);
 
+/* score.c: for attention, which scores heads of layers whose scratch is prepared. What stages read
+ * beside statistics and pages is fetched for some slots; the worst slot of one head is found by the calling thread. */
+void score_expect(const struct score_layer *layer, uint32_t head, uint32_t first_slot, uint32_t slots);
+void score_head_alone(const struct score_call *call, const struct score_layer *layer, uint32_t head, uint32_t thread);
+
 /* score_matrix.c: F_h of the layer's output matrix, in state->matrices[layer]. ERROR_MEMORY. */
 int score_factors_prepare(const struct score_call *call, const struct score_layer *layer, struct error *error);
 /* What the stages of a call need of output matrices, and the output norms of slots that have none yet.
