@@ -116,17 +116,16 @@ static void cpu_close(struct backend *backend) {
     cpu_attend_scratch_free(cpu);
     cpu_score_state_free(cpu);
     thread_pool_free(cpu->threads);
+    cpu_blocks_free(&cpu->blocks);
     free(cpu);
 }
 
 static void *cpu_allocate(struct backend *backend, size_t bytes) {
-    (void)backend;
-    return cpu_memory_allocate(bytes);
+    return cpu_block_allocate(&cpu_backend(backend)->blocks, bytes);
 }
 
 static void cpu_release(struct backend *backend, void *memory) {
-    (void)backend;
-    cpu_memory_release(memory);
+    cpu_block_release(&cpu_backend(backend)->blocks, memory);
 }
 
 static void cpu_copy(struct backend *backend, void *to, const void *from, size_t bytes) {

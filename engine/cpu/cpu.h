@@ -11,6 +11,7 @@
 #define ENGINE_CPU_CPU_H
 
 #include "engine/backend.h"
+#include "engine/cpu/blocks.h"
 #include "engine/cpu/threads.h"
 
 enum cpu_tier { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_TIER_COUNT };
@@ -33,9 +34,10 @@ struct cpu_backend {
     const struct statistics_kernels *statistics;
     const struct vector_kernels *vector;
     const struct score_kernels *score;
-    void *linear_scratch; /* owned by linear.c */
-    void *attend_scratch; /* owned by attend.c */
-    void *score_state;    /* owned by score_state.c */
+    struct cpu_blocks blocks; /* what allocate gave */
+    void *linear_scratch;     /* owned by linear.c */
+    void *attend_scratch;     /* owned by attend.c */
+    void *score_state;        /* owned by score_state.c */
     char description[128];
 };
 
