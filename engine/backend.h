@@ -76,7 +76,8 @@ struct kv_head_view {
  * w ln w) / W + offset with W the sum of w. */
 struct summary_update {
     struct kv_head_view view;
-    const uint64_t *sum;       /* device [view.slots] */
+    const uint32_t *sum;       /* device [2][capacity] as struct kv_statistics has it */
+    uint32_t capacity;         /* at least view.slots */
     const uint32_t *positions; /* host [view.slots] */
     const uint32_t *slots;     /* host [count] distinct, none empty */
     uint32_t count;            /* 0: nothing changes */
@@ -104,15 +105,20 @@ struct kv_item {
 
 /* Statistics of one (sequence, layer, KV head), by slot: private to the sequence, device memory, zero for a slot whose
  * token was never attended to. NULL where the bit is not in `needs`. attend adds to them; compaction moves them with
- * their slots. G query heads, w = window; the ring row of the query at position t is t % w (t % history for above). */
+ * their slots. G query heads, w = window; the ring row of the query at position t is t % w (t % history for above).
+ *
+ * sum, squared and noisy have two planes of 32-bit words, [2][capacity]: plane 0 holds bits 0 to 30 of a slot's number,
+ * and its bit 31 says that plane 1, the number >> 31, is not zero there. Each query adds to the numbers of all slots,
+ * and memory is what limits that: few slots get beyond 2^31 (a probability of 1 from 128 queries), so that plane 0 is
+ * all that most queries read and write. All bytes zero is the number 0. */
 struct kv_statistics {
     uint32_t needs;    /* mask of enum statistic, STATISTIC_MOMENTS excepted */
     uint32_t capacity; /* slots; a multiple of 16 */
     uint32_t window, history;
     uint64_t seed;         /* keyformer */
-    uint64_t *sum;         /* [capacity] sum of rint(a * 2^24) */
-    uint64_t *squared;     /* [capacity] sum of rint(mean of p^2 * 2^24) */
-    uint64_t *noisy;       /* [capacity] */
+    uint32_t *sum;         /* [2][capacity] sum of rint(a * 2^24) */
+    uint32_t *squared;     /* [2][capacity] sum of rint(mean of p^2 * 2^24) */
+    uint32_t *noisy;       /* [2][capacity] */
     uint16_t *window_rows; /* [w][capacity] f16(a); times 2^24 an integer */
     uint32_t *window_sum;  /* [capacity] sum over the ring of f16(a) * 2^24, modulo 2^32: 256 times 1 is 0 */
     uint16_t *head_rows;   /* [w][G][capacity] f16(p) */
@@ -126,6 +132,20 @@ struct kv_statistics {
     uint16_t *content_rows;
     float *standard; /* [8] network_standardise; [1] (an inverse deviation) 0: not frozen yet */
 };
+
+/* One number of two planes. For host memory; not for loops over many slots. */
+static inline uint64_t kv_sum_get(const uint32_t *planes, uint32_t capacity, uint32_t slot) {
+    uint64_t low = planes[slot] & 0x7fffffff;
+    return planes[slot] >> 31 == 0 ? low : (uint64_t)planes[(size_t)capacity + slot] << 31 | low;
+}
+
+/* sum: below 2^63. */
+static inline void kv_sum_set(uint32_t *planes, uint32_t capacity, uint32_t slot, uint64_t sum) {
+    uint32_t high = (uint32_t)(sum >> 31);
+    planes[slot] = (uint32_t)sum & 0x7fffffff;
+    planes[slot] |= high != 0 ? 0x80000000 : 0;
+    planes[(size_t)capacity + slot] = high;
+}
 
 /* Moments of the pre-RoPE queries of one (sequence, layer), positions >= 4 only, added in order of position. Device. */
 struct query_moments {

@@ -15,18 +15,21 @@ struct reading {
     char *space; /* host, room for a number of 8 bytes a slot, and for a page */
 };
 
-/* Integer sums in units of 2^-24. missing: zeros. */
-static void read_sums(const struct reading *reading, const uint64_t *sums, bool missing, float *out) {
+/* Integer sums in units of 2^-24, in two planes of `capacity` slots. Too few for all slots, or none: zeros. */
+static void read_sums(const struct reading *reading, const uint32_t *sums, uint32_t capacity, float *out) {
     uint32_t slots = reading->view.slots;
-    uint64_t *host = (uint64_t *)reading->space;
-    if (out == NULL || missing || sums == NULL) {
+    uint32_t *host = (uint32_t *)reading->space;
+    if (out == NULL || capacity < slots || sums == NULL) {
         if (out != NULL)
             memset(out, 0, slots * sizeof *out);
         return;
     }
-    engine_operations(reading->engine)->download(reading->engine->backend, host, sums, slots * sizeof *host);
+    for (uint32_t plane = 0; plane < 2; plane++)
+        engine_operations(reading->engine)
+            ->download(reading->engine->backend, host + (size_t)plane * slots, sums + (size_t)plane * capacity,
+                slots * sizeof *host);
     for (uint32_t i = 0; i < slots; i++)
-        out[i] = (float)((double)host[i] * 0x1p-24);
+        out[i] = (float)((double)kv_sum_get(host, slots, i) * 0x1p-24);
 }
 
 static void read_entropy(const struct reading *reading, const uint16_t *entropy, bool missing, float *out) {
@@ -123,8 +126,8 @@ int sequence_features(
         return error_set(error, ERROR_MEMORY, "no memory for the features of %u slots", slots);
     if (out->positions != NULL)
         kv_sequence_positions(sequence->kv, layer, head, out->positions);
-    read_sums(&reading, kept->sum, kept->capacity < slots, out->sum);
-    read_sums(&reading, kept->squared, kept->capacity < slots, out->squared);
+    read_sums(&reading, kept->sum, kept->capacity, out->sum);
+    read_sums(&reading, kept->squared, kept->capacity, out->squared);
     read_entropy(&reading, kept->entropy, kept->capacity < slots, out->entropy);
     if (out->values != NULL)
         read_values(&reading, out->values);

@@ -47,9 +47,9 @@ static size_t lay_out(
     };
     if (capacity == 0)
         return 0;
-    out->sum = place(base, &at, needs & STATISTIC_SUM, slots * sizeof *out->sum);
-    out->squared = place(base, &at, needs & STATISTIC_SQUARED, slots * sizeof *out->squared);
-    out->noisy = place(base, &at, needs & STATISTIC_NOISY, slots * sizeof *out->noisy);
+    out->sum = place(base, &at, needs & STATISTIC_SUM, 2 * slots * sizeof *out->sum);
+    out->squared = place(base, &at, needs & STATISTIC_SQUARED, 2 * slots * sizeof *out->squared);
+    out->noisy = place(base, &at, needs & STATISTIC_NOISY, 2 * slots * sizeof *out->noisy);
     out->above = place(base, &at, needs & STATISTIC_ABOVE, slots * STATISTIC_ABOVE_BITS / 8);
     out->output_norm = place(base, &at, needs & STATISTIC_OUTPUT_NORM, slots * sizeof *out->output_norm);
     out->entropy = place(base, &at, needs & STATISTIC_ENTROPY, slots * sizeof *out->entropy);

@@ -109,6 +109,7 @@ void summaries_add(struct summaries *summaries, const struct kv_pool *pool, cons
         *update = (struct summary_update){
             .view = kv_sequence_view(kv, i / kv_heads, i % kv_heads),
             .sum = sums[i].sum,
+            .capacity = sums[i].capacity,
             .positions = positions != NULL ? positions : identity,
             .slots = slots,
             .seen = kv_sequence_length(kv),

@@ -307,16 +307,24 @@ static inline struct counts counts_sub(struct counts a, struct counts b) {
     return (struct counts){_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
 }
 
-static inline void counts_add_four(uint64_t *to, __m128i a) {
-    __m256i sum = _mm256_add_epi64(_mm256_loadu_si256((const __m256i *)to), _mm256_cvtepu32_epi64(a));
-    _mm256_storeu_si256((__m256i *)to, sum);
+static inline bool counts_any_high(struct counts a) {
+    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_or_si256(a.low, a.high))) != 0;
 }
 
-static inline void counts_add_wide(uint64_t *to, struct counts a) {
-    counts_add_four(to, _mm256_castsi256_si128(a.low));
-    counts_add_four(to + 4, _mm256_extracti128_si256(a.low, 1));
-    counts_add_four(to + 8, _mm256_castsi256_si128(a.high));
-    counts_add_four(to + 12, _mm256_extracti128_si256(a.high, 1));
+static inline void counts_add_carry(uint32_t *low, uint32_t *high, struct counts a) {
+    const __m256i flag = _mm256_set1_epi32(INT32_MIN);
+    struct counts old = counts_load(low);
+    struct counts sum =
+        counts_add((struct counts){_mm256_andnot_si256(flag, old.low), _mm256_andnot_si256(flag, old.high)}, a);
+    counts_store(low, (struct counts){_mm256_or_si256(sum.low, _mm256_and_si256(flag, old.low)),
+                          _mm256_or_si256(sum.high, _mm256_and_si256(flag, old.high))});
+    if (counts_any_high(sum))
+        counts_store(high, counts_add(counts_load(high),
+                               (struct counts){_mm256_srli_epi32(sum.low, 31), _mm256_srli_epi32(sum.high, 31)}));
+}
+
+static inline struct lanes lanes_of_counts(struct counts a) {
+    return (struct lanes){_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)};
 }
 
 static inline struct sums sums_load(const double *from) {

@@ -259,13 +259,20 @@ static inline struct counts counts_sub(struct counts a, struct counts b) {
     return (struct counts){_mm512_sub_epi32(a.v, b.v)};
 }
 
-static inline void counts_add_eight(uint64_t *to, __m256i a) {
-    _mm512_storeu_si512(to, _mm512_add_epi64(_mm512_loadu_si512(to), _mm512_cvtepu32_epi64(a)));
+static inline bool counts_any_high(struct counts a) {
+    return _mm512_movepi32_mask(a.v) != 0;
 }
 
-static inline void counts_add_wide(uint64_t *to, struct counts a) {
-    counts_add_eight(to, _mm512_castsi512_si256(a.v));
-    counts_add_eight(to + 8, _mm512_extracti64x4_epi64(a.v, 1));
+static inline void counts_add_carry(uint32_t *low, uint32_t *high, struct counts a) {
+    const __m512i flag = _mm512_set1_epi32(INT32_MIN);
+    struct counts old = counts_load(low), sum = counts_add((struct counts){_mm512_andnot_si512(flag, old.v)}, a);
+    counts_store(low, (struct counts){_mm512_or_si512(sum.v, _mm512_and_si512(flag, old.v))});
+    if (counts_any_high(sum))
+        counts_store(high, counts_add(counts_load(high), (struct counts){_mm512_srli_epi32(sum.v, 31)}));
+}
+
+static inline struct lanes lanes_of_counts(struct counts a) {
+    return (struct lanes){_mm512_cvtepi32_ps(a.v)};
 }
 
 static inline struct sums sums_load(const double *from) {

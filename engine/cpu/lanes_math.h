@@ -57,6 +57,17 @@ static inline struct lanes lanes_gumbel(struct lanes u, struct lanes complement)
     return lanes_sub(zero, lanes_log(lanes_sub(zero, lanes_log_near_one(f, exponent))));
 }
 
+/* Sixteen sums below 2^63 in two planes (backend.h, struct kv_statistics), rounded once. */
+static inline struct lanes lanes_of_sums(const uint32_t *low, const uint32_t *high) {
+    struct counts counts = counts_load(low);
+    if (!counts_any_high(counts))
+        return lanes_of_counts(counts);
+    float sums[LANES];
+    for (uint32_t i = 0; i < LANES; i++)
+        sums[i] = (float)(int64_t)((uint64_t)high[i] << 31 | (low[i] & 0x7fffffff));
+    return lanes_load(sums);
+}
+
 /* Rounding up to whole vectors. */
 static inline uint32_t lanes_round_up(uint32_t count) {
     return (count + LANES - 1) / LANES * LANES;

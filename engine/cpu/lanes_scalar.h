@@ -20,7 +20,9 @@
  *   lanes_difference           a - b - shift in double, rounded once
  *   sums                       sixteen double accumulators; sums_fma adds the product, which is exact in double
  *   counts                     sixteen 32-bit integers; counts_round takes numbers in [0, 2^31), half to even
- *   counts_add_wide            adds them to sixteen 64-bit integers
+ *   counts_any_high            whether bit 31 is set in some lane
+ *   counts_add_carry           adds numbers below 2^31 to sixteen sums in two planes (backend.h, struct kv_statistics)
+ *   lanes_of_counts            numbers below 2^31 as floats, half to even
  *   lanes_mantissa             x = mantissa * 2^exponent, mantissa in [sqrt(1/2), sqrt(2)), for normal x > 0
  *   lanes_uniform              u in (0, 1) and its complement 1 - u, of the 52 highest bits of mix(key ^ position)
  *   lanes_mix                  SplitMix64's finaliser (Steele et al. 2014)
@@ -298,8 +300,25 @@ static inline struct counts counts_sub(struct counts a, struct counts b) {
     return a;
 }
 
-static inline void counts_add_wide(uint64_t *to, struct counts a) {
-    LANES_EACH to[i] += a.v[i];
+static inline bool counts_any_high(struct counts a) {
+    uint32_t any = 0;
+    LANES_EACH any |= a.v[i];
+    return any >> 31 != 0;
+}
+
+static inline void counts_add_carry(uint32_t *low, uint32_t *high, struct counts a) {
+    struct counts old = counts_load(low), sum = a, next;
+    LANES_EACH sum.v[i] += old.v[i] & 0x7fffffff;
+    LANES_EACH next.v[i] = sum.v[i] | (old.v[i] & 0x80000000);
+    counts_store(low, next);
+    if (counts_any_high(sum))
+        LANES_EACH high[i] += sum.v[i] >> 31;
+}
+
+static inline struct lanes lanes_of_counts(struct counts a) {
+    struct lanes r;
+    LANES_EACH r.v[i] = (float)(int32_t)a.v[i];
+    return r;
 }
 
 static inline struct sums sums_load(const double *from) {

@@ -78,26 +78,23 @@ struct network_attention {
     float sum[NETWORK_CHUNK], mean[NETWORK_CHUNK], deviation[NETWORK_CHUNK];
 };
 
-static double network_wide_sum(uint64_t sum) {
-    uint64_t bits = sum | 0x4330000000000000ull; /* below 2^52, see score_body.h */
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return (double)(float)((value - 0x1p52) * 0x1p-24);
+/* Sums in units of 2^-24, of which the planes lie `stride` apart. */
+static void network_sums(const uint32_t *sums, size_t stride, uint32_t count, float *out) {
+    for (uint32_t i = 0; i < count; i += LANES)
+        lanes_store(out + i, lanes_mul(lanes_of_sums(sums + i, sums + stride + i), lanes_set(0x1p-24f)));
 }
 
 /* Divisions as the plain computation has them: where nothing but rounding is left of the variance, it is the same. */
 static void network_attend(const struct network_chunk *chunk, uint32_t count, struct network_attention *out) {
-    const uint64_t *restrict sums = chunk->sum, *restrict squares = chunk->squared;
     const int32_t *restrict positions = chunk->positions;
     double seen = (double)chunk->seen;
-    if (sums == NULL)
+    if (chunk->sum == NULL)
         return;
-    if (squares == NULL)
-        squares = sums;
+    network_sums(chunk->sum, chunk->stride, count, out->sum);
+    network_sums(chunk->squared != NULL ? chunk->squared : chunk->sum, chunk->stride, count, out->deviation);
     for (uint32_t i = 0; i < count; i++) {
-        double queries = seen - (double)positions[i], sum = network_wide_sum(sums[i]);
-        double mean = sum / queries, variance = network_wide_sum(squares[i]) / queries - mean * mean;
-        out->sum[i] = (float)sum;
+        double queries = seen - (double)positions[i];
+        double mean = (double)out->sum[i] / queries, variance = (double)out->deviation[i] / queries - mean * mean;
         out->mean[i] = (float)mean;
         out->deviation[i] = (float)variance;
     }

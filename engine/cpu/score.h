@@ -38,9 +38,11 @@ struct score_format_kernels {
 };
 
 struct score_kernels {
-    /* Scores of `count` slots from statistics (stages.h). Integer sums are below 2^52 and in units of 2^-24. */
-    void (*sums)(const uint64_t *sums, uint32_t count, float *out);
-    void (*sums_per_query)(const uint64_t *sums, const int32_t *positions, uint32_t seen, uint32_t count, float *out);
+    /* Scores of `count` slots from statistics (stages.h). Integer sums are in units of 2^-24; low, high: their planes,
+     * which go on to a multiple of 16 slots. */
+    void (*sums)(const uint32_t *low, const uint32_t *high, uint32_t count, float *out);
+    void (*sums_per_query)(
+        const uint32_t *low, const uint32_t *high, const int32_t *positions, uint32_t seen, uint32_t count, float *out);
     void (*window_sums)(const uint32_t *sums, uint32_t count, float *out);
     /* Mean + gamma times the population variance; rows [rows][stride] f16, of which the sums are known. */
     void (*spread)(const uint16_t *rows, uint32_t rows_count, size_t stride, const uint32_t *sums, float gamma,

@@ -12,20 +12,23 @@
 void score_sum(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
     (void)stage;
-    unit->kernels->sums(at->statistics.sum, at->view.slots, at->scores);
+    const uint32_t *low = at->statistics.sum;
+    unit->kernels->sums(low, low + at->statistics.capacity, at->view.slots, at->scores);
 }
 
 void score_noisy(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
     (void)stage;
-    unit->kernels->sums(at->statistics.noisy, at->view.slots, at->scores);
+    const uint32_t *low = at->statistics.noisy;
+    unit->kernels->sums(low, low + at->statistics.capacity, at->view.slots, at->scores);
 }
 
 void score_sum_per_query(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
     (void)stage;
-    unit->kernels->sums_per_query(
-        at->statistics.sum, unit->scratch->slots[head].positions, unit->layer->seen, at->view.slots, at->scores);
+    const uint32_t *low = at->statistics.sum;
+    unit->kernels->sums_per_query(low, low + at->statistics.capacity, unit->scratch->slots[head].positions,
+        unit->layer->seen, at->view.slots, at->scores);
 }
 
 void score_above(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {

@@ -16,24 +16,35 @@
 /* Rows of a matrix that are multiplied at a time. */
 enum { SCORE_BLOCK_ROWS = LANES_BLOCK_ROWS > 1 ? 4 : 1 };
 
-/* A sum below 2^52 times 2^-24, rounded once: the bits of 2^52 + sum are those of 2^52 with the sum in the mantissa. */
-SCORE_INLINE double score_wide_sum(uint64_t sum) {
-    uint64_t bits = sum | 0x4330000000000000ull;
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return (value - 0x1p52) * 0x1p-24;
+static void score_sums(const uint32_t *low, const uint32_t *high, uint32_t count, float *out) {
+    const struct lanes unit = lanes_set(0x1p-24f);
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(out + i, lanes_mul(lanes_of_sums(low + i, high + i), unit));
+    if (i < count)
+        lanes_store_part(out + i, count - i, lanes_mul(lanes_of_sums(low + i, high + i), unit));
 }
 
-static void score_sums(const uint64_t *restrict sums, uint32_t count, float *restrict out) {
+/* Up to one vector of slots. */
+SCORE_INLINE void score_sums_per_query_block(const uint32_t *low, const uint32_t *high,
+    const int32_t *restrict positions, double seen, uint32_t count, float *restrict out) {
+    double sums[LANES];
+    bool wide = counts_any_high(counts_load(low));
+    for (uint32_t i = 0; !wide && i < LANES; i++)
+        sums[i] = (double)(int32_t)low[i];
+    for (uint32_t i = 0; wide && i < LANES; i++)
+        sums[i] = (double)(int64_t)((uint64_t)high[i] << 31 | (low[i] & 0x7fffffff));
     for (uint32_t i = 0; i < count; i++)
-        out[i] = (float)score_wide_sum(sums[i]);
+        out[i] = (float)(sums[i] * 0x1p-24 / (seen - (double)positions[i]));
 }
 
-static void score_sums_per_query(const uint64_t *restrict sums, const int32_t *restrict positions, uint32_t seen,
-    uint32_t count, float *restrict out) {
-    double tokens = (double)seen;
-    for (uint32_t i = 0; i < count; i++)
-        out[i] = (float)(score_wide_sum(sums[i]) / (tokens - (double)positions[i]));
+static void score_sums_per_query(
+    const uint32_t *low, const uint32_t *high, const int32_t *positions, uint32_t seen, uint32_t count, float *out) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        score_sums_per_query_block(low + i, high + i, positions + i, (double)seen, LANES, out + i);
+    if (i < count)
+        score_sums_per_query_block(low + i, high + i, positions + i, (double)seen, count - i, out + i);
 }
 
 static void score_window_sums(const uint32_t *restrict sums, uint32_t count, float *restrict out) {

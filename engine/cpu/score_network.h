@@ -23,11 +23,11 @@ struct network_chunk {
     uint32_t seen, budget;
     float budget_input; /* INPUT_BUDGET, the same for all slots */
     uint32_t count;
-    const int32_t *positions; /* 0 where there is no slot */
-    const uint64_t *sum, *squared;
+    const int32_t *positions;      /* 0 where there is no slot */
+    const uint32_t *sum, *squared; /* the first of two planes */
     const uint16_t *entropy;
     const uint16_t *rows; /* content_rows from the chunk's first slot on */
-    size_t stride;        /* from one row to the next */
+    size_t stride;        /* from one row, or plane, to the next */
 };
 
 /* The content network of one head. Weights [hidden / 8, rounded up][F][8]: those of 8 units side by side; b1 and w2 end

@@ -268,14 +268,15 @@ static void sweep_above_token(const struct sweep *sweep, uint32_t token) {
 static void sweep_count(const struct sweep *sweep) {
     const struct statistics_rows *rows = sweep->rows;
     const struct statistics_kernels *kernels = sweep->kernels;
+    size_t low = sweep->first_slot, high = low + rows->to->capacity;
     if (rows->needs & STATISTIC_SUM)
-        kernels->count(&sweep->plain, rows->tokens, rows->to->sum + sweep->first_slot);
+        kernels->count(&sweep->plain, rows->tokens, rows->to->sum + low, rows->to->sum + high);
     if (rows->needs & STATISTIC_SQUARED && sweep->squares.p == sweep->plain.p)
-        kernels->count_squares(&sweep->squares, rows->tokens, rows->to->squared + sweep->first_slot);
+        kernels->count_squares(&sweep->squares, rows->tokens, rows->to->squared + low, rows->to->squared + high);
     else if (rows->needs & STATISTIC_SQUARED) /* added up before */
-        kernels->count(&sweep->squares, rows->tokens, rows->to->squared + sweep->first_slot);
+        kernels->count(&sweep->squares, rows->tokens, rows->to->squared + low, rows->to->squared + high);
     if (rows->needs & STATISTIC_NOISY)
-        kernels->count(&sweep->noisy, rows->tokens, rows->to->noisy + sweep->first_slot);
+        kernels->count(&sweep->noisy, rows->tokens, rows->to->noisy + low, rows->to->noisy + high);
     if (rows->needs & STATISTIC_WINDOW)
         sweep_window(sweep);
     for (uint32_t token = rows->above_token; rows->needs & STATISTIC_ABOVE && token < rows->tokens; token++)

@@ -43,9 +43,10 @@ struct statistics_kernels {
     void (*factors)(uint32_t rows, const float *m, const float *total_m, const float *total_l, float *factors);
     /* Merges a split's m and l into the totals, as attention does; rows that see nothing have m -FLT_MAX, l 0. */
     void (*merge)(uint32_t rows, const float *m, const float *l, float *total_m, float *total_l);
-    /* sum += rint(share * 2^24), over tokens. square: of the sum of squares. */
-    void (*count)(const struct statistics_source *from, uint32_t tokens, uint64_t *sum);
-    void (*count_squares)(const struct statistics_source *from, uint32_t tokens, uint64_t *sum);
+    /* sum += rint(share * 2^24), over at most ATTEND_ROWS tokens; low, high: the sum's planes. squares: of the sum of
+     * squares. */
+    void (*count)(const struct statistics_source *from, uint32_t tokens, uint32_t *low, uint32_t *high);
+    void (*count_squares)(const struct statistics_source *from, uint32_t tokens, uint32_t *low, uint32_t *high);
     /* One token's row of the window: ring = f16(share) in the lanes of masks [pages], and sum += what that changes,
      * times 2^24; sum NULL: there is none. */
     void (*window)(const struct statistics_source *from, const uint16_t *masks, uint16_t *ring, uint32_t *sum);
@@ -121,7 +122,8 @@ void statistics_split_clear(const struct statistics_rows *rows, struct statistic
 /* One row sees nothing of a split whose pages are known. */
 void statistics_row_clear(
     const struct statistics_rows *rows, struct statistics_part part, uint32_t row, struct statistics_split *split);
-/* Fetches what will be written for a split's first `pages` pages, for a block of one token. */
+/* Fetches what will be written for a split's first `pages` pages, for a block of one token; of sums the plane that
+ * always is. */
 void statistics_expect(const struct statistics_rows *rows, uint32_t split_number, uint32_t pages);
 /* The noisy part of a row: scores [pages * P] are its logits, `positions` those of each page. */
 void statistics_add_noise(const struct statistics_kernels *kernels, const struct statistics_rows *rows,

@@ -6,6 +6,7 @@
 #include "engine/cpu/statistics.h"
 
 _Static_assert((int)KV_PAGE_SLOTS == (int)LANES, "one vector holds one number of a page's slots");
+_Static_assert((uint64_t)ATTEND_ROWS << STATISTIC_FRACTION_BITS < 1u << 31, "a block's counts carry once at most");
 
 #define STATISTICS_INLINE static inline __attribute__((always_inline))
 
@@ -49,42 +50,44 @@ STATISTICS_INLINE struct counts statistics_integer(struct lanes share) {
     return counts_round(lanes_mul(share, lanes_set(1 << STATISTIC_FRACTION_BITS)));
 }
 
-STATISTICS_INLINE void statistics_count_heads(
-    bool squares, uint32_t heads, const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
+STATISTICS_INLINE void statistics_count_heads(bool squares, uint32_t heads, const struct statistics_source *from,
+    uint32_t tokens, uint32_t *low, uint32_t *high) {
     struct lanes scale = lanes_set(from->scale);
     for (uint32_t page = 0; page < from->pages; page++) {
         const float *p = from->p + page * LANES, *factors = from->factors;
         struct counts counts = counts_zero();
         for (uint32_t token = 0; token < tokens; token++, p += heads * ATTEND_SPLIT, factors += heads)
             counts = counts_add(counts, statistics_integer(statistics_share(squares, p, factors, heads, scale)));
-        counts_add_wide(sum + from->places[page] * LANES, counts);
+        counts_add_carry(low + from->places[page] * LANES, high + from->places[page] * LANES, counts);
     }
 }
 
 /* The usual numbers of heads are compiled for themselves. */
 STATISTICS_INLINE void statistics_count_any(
-    bool squares, const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
+    bool squares, const struct statistics_source *from, uint32_t tokens, uint32_t *low, uint32_t *high) {
     switch (from->heads) {
     case 1:
-        statistics_count_heads(squares, 1, from, tokens, sum);
+        statistics_count_heads(squares, 1, from, tokens, low, high);
         break;
     case 3:
-        statistics_count_heads(squares, 3, from, tokens, sum);
+        statistics_count_heads(squares, 3, from, tokens, low, high);
         break;
     case 4:
-        statistics_count_heads(squares, 4, from, tokens, sum);
+        statistics_count_heads(squares, 4, from, tokens, low, high);
         break;
     default:
-        statistics_count_heads(squares, from->heads, from, tokens, sum);
+        statistics_count_heads(squares, from->heads, from, tokens, low, high);
     }
 }
 
-static void statistics_add_counts(const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
-    statistics_count_any(false, from, tokens, sum);
+static void statistics_add_counts(
+    const struct statistics_source *from, uint32_t tokens, uint32_t *low, uint32_t *high) {
+    statistics_count_any(false, from, tokens, low, high);
 }
 
-static void statistics_add_square_counts(const struct statistics_source *from, uint32_t tokens, uint64_t *sum) {
-    statistics_count_any(true, from, tokens, sum);
+static void statistics_add_square_counts(
+    const struct statistics_source *from, uint32_t tokens, uint32_t *low, uint32_t *high) {
+    statistics_count_any(true, from, tokens, low, high);
 }
 
 static void statistics_window(

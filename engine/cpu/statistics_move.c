@@ -51,9 +51,9 @@ static void move_array(const struct statistics_move *move, const void *from, voi
 static void move_head(const struct moves *all, const struct statistics_move *move) {
     const struct kv_statistics *from = move->from, *to = move->to;
     size_t outputs = (size_t)to->window * all->group * all->head_dim;
-    move_array(move, from->sum, to->sum, sizeof *to->sum, 1);
-    move_array(move, from->squared, to->squared, sizeof *to->squared, 1);
-    move_array(move, from->noisy, to->noisy, sizeof *to->noisy, 1);
+    move_array(move, from->sum, to->sum, sizeof *to->sum, 2);
+    move_array(move, from->squared, to->squared, sizeof *to->squared, 2);
+    move_array(move, from->noisy, to->noisy, sizeof *to->noisy, 2);
     move_array(move, from->window_rows, to->window_rows, sizeof *to->window_rows, to->window);
     move_array(move, from->window_sum, to->window_sum, sizeof *to->window_sum, 1);
     move_array(move, from->head_rows, to->head_rows, sizeof *to->head_rows, to->window * all->group);

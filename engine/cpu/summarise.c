@@ -24,7 +24,7 @@ static float read_number(enum kv_format format, const char *from, size_t offset)
  */
 static float slot_weight(const struct summary_update *update, uint32_t slot) {
     double queries = update->seen - update->positions[slot];
-    double mean = (double)update->sum[slot] * 0x1p-24 / queries;
+    double mean = (double)kv_sum_get(update->sum, update->capacity, slot) * 0x1p-24 / queries;
     return (float)fmax(mean, 0x1p-24);
 }
 

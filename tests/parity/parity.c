@@ -64,6 +64,21 @@ void parity_fill_normal(struct parity *parity, float *out, size_t count, float s
         out[i] = scale * parity_normal(parity);
 }
 
+void parity_fill_sums(struct parity *parity, uint32_t bits, uint32_t slots, uint64_t *sums) {
+    uint32_t kind = 0;
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        if (slot % KV_PAGE_SLOTS == 0)
+            kind = parity_random(parity, 0, 3);
+        uint32_t width = parity_random(parity, kind == 2 ? 32 : 4, kind == 0 ? 31 : bits);
+        sums[slot] = parity_random_bits(parity) >> (64 - width);
+        if (kind == 2)
+            sums[slot] |= 1ull << (width - 1);
+        if (kind == 3) /* half of them below 2^31 */
+            sums[slot] = (parity_random(parity, 0, 1) == 0 ? 0 : sums[slot] >> 31 << 31) + 0x7fffffff -
+                         parity_random(parity, 0, 1 << 24);
+    }
+}
+
 static void end_without_memory(size_t bytes) {
     fprintf(stderr, "parity: no memory for %zu bytes\n", bytes);
     exit(2);
@@ -89,6 +104,15 @@ void *parity_download(struct parity *parity, const void *device, size_t bytes) {
     void *host = parity_host(bytes);
     parity->operations->download(parity->backend, host, device, bytes);
     return host;
+}
+
+uint32_t *parity_upload_sums(struct parity *parity, const uint64_t *sums, uint32_t slots, uint32_t capacity) {
+    uint32_t *planes = parity_host((size_t)2 * capacity * sizeof *planes);
+    for (uint32_t slot = 0; slot < slots; slot++)
+        kv_sum_set(planes, capacity, slot, sums[slot]);
+    uint32_t *device = parity_upload(parity, planes, (size_t)2 * capacity * sizeof *planes);
+    free(planes);
+    return device;
 }
 
 void parity_release(struct parity *parity, void *device) {

@@ -60,6 +60,9 @@ uint64_t parity_random_bits(struct parity *parity);
 double parity_uniform(struct parity *parity, double low, double high);
 float parity_normal(struct parity *parity); /* mean 0, variance 1 */
 void parity_fill_normal(struct parity *parity, float *out, size_t count, float scale);
+/* Sums of attention below 2^`bits` (32 to 63) of slots [slots]. Each sixteen slots have sums below 2^31, or larger ones
+ * among them or only, or such as lie less than a query's greatest share below a multiple of 2^31. */
+void parity_fill_sums(struct parity *parity, uint32_t bits, uint32_t slots, uint64_t *sums);
 
 /* Host memory; never NULL (the harness ends when there is none). Freed by the case. */
 void *parity_host(size_t bytes);
@@ -67,6 +70,8 @@ void *parity_host(size_t bytes);
 /* Device memory, filled from `from` unless that is NULL (then zero), and back into new host memory. */
 void *parity_upload(struct parity *parity, const void *from, size_t bytes);
 void *parity_download(struct parity *parity, const void *device, size_t bytes);
+/* Numbers [slots] as the two planes of struct kv_statistics have them, zero from there to the capacity. */
+uint32_t *parity_upload_sums(struct parity *parity, const uint64_t *sums, uint32_t slots, uint32_t capacity);
 void parity_release(struct parity *parity, void *device);
 
 /* Checks. `what` names the shape in the message ("q8_0 R=3 576x192"), as printf. A failure prints the first difference

@@ -129,8 +129,8 @@ static void fill_statistics(struct parity *parity, struct scene *scene, struct s
             head->rows[(size_t)row * capacity + slot] = (uint16_t)parity_random(parity, 0xb000, 0xc400);
     }
     head->device = (struct kv_statistics){.capacity = capacity,
-        .sum = parity_upload(parity, sum, capacity * sizeof *sum),
-        .squared = parity_upload(parity, squared, capacity * sizeof *squared),
+        .sum = parity_upload_sums(parity, sum, capacity, capacity),
+        .squared = parity_upload_sums(parity, squared, capacity, capacity),
         .entropy = parity_upload(parity, entropy, capacity * sizeof *entropy),
         .content = content,
         .content_rows = parity_upload(parity, head->rows, (content + 2) * (size_t)capacity * sizeof *head->rows),

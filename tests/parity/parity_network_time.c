@@ -40,12 +40,13 @@ struct timing {
     uint32_t forget; /* slots a head whose numbers are not known */
 };
 
-static void *draw_words(struct parity *parity, size_t count, uint32_t shift) {
-    uint64_t *words = parity_host(count * sizeof *words);
-    for (size_t i = 0; i < count; i++)
-        words[i] = parity_random_bits(parity) >> shift;
-    uint64_t *device = parity_upload(parity, words, count * sizeof *words);
-    free(words);
+/* Of slots of which the first few are attended to by every query. */
+static uint32_t *draw_sums(struct parity *parity, uint32_t slots, uint32_t shift) {
+    uint64_t *sums = parity_host(slots * sizeof *sums);
+    for (uint32_t i = 0; i < slots; i++)
+        sums[i] = parity_random_bits(parity) >> (i < 4 ? shift - 6 : shift);
+    uint32_t *device = parity_upload_sums(parity, sums, slots, slots);
+    free(sums);
     return device;
 }
 
@@ -86,8 +87,8 @@ static void create_heads(struct parity *parity, struct timing *timing) {
         timing->heads[i] =
             (struct score_head){.view = {timing->pages + (size_t)i % (LAYERS * KV_HEADS) * PAGES, SLOTS, 0, NULL},
                 .statistics = {.capacity = CAPACITY,
-                    .sum = draw_words(parity, CAPACITY, 36),
-                    .squared = draw_words(parity, CAPACITY, 38),
+                    .sum = draw_sums(parity, CAPACITY, 36),
+                    .squared = draw_sums(parity, CAPACITY, 38),
                     .entropy = parity_upload(parity, NULL, CAPACITY * sizeof(uint16_t)),
                     .content = content,
                     .content_rows = parity_upload(parity, NULL, (content + 2) * CAPACITY * sizeof(uint16_t)),

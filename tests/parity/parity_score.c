@@ -225,9 +225,9 @@ static void fill_sums(struct parity *parity, struct scene_head *head, uint32_t s
     uint32_t capacity = head->device.capacity;
     uint64_t *sum = parity_host(capacity * sizeof *sum), *noisy = parity_host(capacity * sizeof *noisy);
     uint64_t *above = parity_host((size_t)capacity * WORDS * sizeof *above);
+    parity_fill_sums(parity, 50, slots, sum);
+    parity_fill_sums(parity, 50, slots, noisy);
     for (uint32_t slot = 0; slot < slots; slot++) {
-        sum[slot] = parity_random_bits(parity) >> parity_random(parity, 14, 60);
-        noisy[slot] = parity_random_bits(parity) >> parity_random(parity, 14, 60);
         head->sum[slot] = (double)sum[slot] * 0x1p-24;
         head->noisy[slot] = (double)noisy[slot] * 0x1p-24;
         for (uint32_t bit = 0; bit < history; bit++) {
@@ -236,8 +236,8 @@ static void fill_sums(struct parity *parity, struct scene_head *head, uint32_t s
             head->above[slot] += (double)set;
         }
     }
-    head->device.sum = parity_upload(parity, sum, capacity * sizeof *sum);
-    head->device.noisy = parity_upload(parity, noisy, capacity * sizeof *noisy);
+    head->device.sum = parity_upload_sums(parity, sum, slots, capacity);
+    head->device.noisy = parity_upload_sums(parity, noisy, slots, capacity);
     head->device.above = parity_upload(parity, above, (size_t)capacity * WORDS * sizeof *above);
     head->device.output_norm = parity_upload(parity, NULL, capacity * sizeof(float));
     free(sum);

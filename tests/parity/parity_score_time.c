@@ -126,6 +126,16 @@ static void *draw_words(struct parity *parity, size_t count) {
     return device;
 }
 
+/* Of slots of which the first few are attended to by every query. */
+static uint32_t *draw_sums(struct parity *parity, uint32_t slots) {
+    uint64_t *sums = parity_host(slots * sizeof *sums);
+    for (uint32_t i = 0; i < slots; i++)
+        sums[i] = parity_random_bits(parity) >> (i < 4 ? 30 : 36);
+    uint32_t *device = parity_upload_sums(parity, sums, slots, slots);
+    free(sums);
+    return device;
+}
+
 static void create_model(struct parity *parity, struct timing *timing) {
     size_t page_bytes = (2 * KV_PAGE_SLOTS * DIM * 2 + KV_PAGE_SLOTS * sizeof(int32_t) + 63) / 64 * 64;
     size_t pages = (size_t)LAYERS * KV_HEADS * PAGES, matrix = (size_t)WIDTH * WIDTH / 32 * 20;
@@ -196,7 +206,7 @@ static void create_heads(struct parity *parity, struct timing *timing, const str
             .worst = timed->worst ? &timing->worst[i] : NULL,
             .positions = timed->listed || !timed->ordered ? positions : NULL,
             .order = timed->listed && !timed->ordered ? order : NULL};
-        head->statistics.sum = draw_words(parity, SLOTS);
+        head->statistics.sum = draw_sums(parity, SLOTS);
         head->statistics.window_sum = draw_words(parity, SLOTS / 2);
         head->statistics.output_norm = parity_upload(parity, NULL, SLOTS * sizeof(float));
         for (uint32_t slot = 0; slot < SLOTS; slot++) /* the CPU backend's memory is the host's */

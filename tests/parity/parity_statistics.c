@@ -32,7 +32,7 @@ static size_t kind_bytes(const struct kv_statistics *s, uint32_t kind, uint32_t 
     case 0:
     case 1:
     case 2:
-        return capacity * sizeof(uint64_t);
+        return 2 * capacity * sizeof(uint32_t);
     case 3:
         return s->window * capacity * sizeof(uint16_t);
     case 4:
@@ -67,18 +67,28 @@ static bool is_new(const struct kv_item *item, const struct kv_head_view *view, 
     return slot >= view->first_slot && slot < view->first_slot + item->rows;
 }
 
+/* Large ones, small ones, and such as the batch makes large. */
+static void fill_sums(struct parity *parity, const struct kv_statistics *s, const struct kv_item *item,
+    const struct kv_head_view *view, uint32_t *planes) {
+    uint64_t *sums = parity_host(view->slots * sizeof *sums);
+    parity_fill_sums(parity, 45, view->slots, sums);
+    for (uint32_t slot = 0; slot < view->slots; slot++)
+        kv_sum_set(planes, s->capacity, slot, is_new(item, view, slot) ? 0 : sums[slot]);
+    free(sums);
+}
+
 /* What earlier queries may have left: any numbers, the window's sum in accord with its rows. */
 static void fill_before(struct parity *parity, struct kv_statistics *s, const struct kv_item *item,
     const struct kv_head_view *view, uint32_t group) {
+    if (s->needs & STATISTIC_SUM)
+        fill_sums(parity, s, item, view, s->sum);
+    if (s->needs & STATISTIC_SQUARED)
+        fill_sums(parity, s, item, view, s->squared);
+    if (s->needs & STATISTIC_NOISY)
+        fill_sums(parity, s, item, view, s->noisy);
     for (uint32_t slot = 0; slot < view->slots; slot++) {
         if (is_new(item, view, slot))
             continue;
-        if (s->needs & STATISTIC_SUM)
-            s->sum[slot] = parity_random_bits(parity) >> 20;
-        if (s->needs & STATISTIC_SQUARED)
-            s->squared[slot] = parity_random_bits(parity) >> 20;
-        if (s->needs & STATISTIC_NOISY)
-            s->noisy[slot] = parity_random_bits(parity) >> 20;
         for (uint32_t row = 0; s->needs & STATISTIC_WINDOW && row < s->window; row++) {
             unsigned char *half = (unsigned char *)&s->window_rows[(size_t)row * s->capacity + slot];
             reference_round(KV_F16, parity_uniform(parity, 0, 1), half);
@@ -207,14 +217,18 @@ static bool seen_by_any(const struct comparison *c, uint32_t slot) {
     return false;
 }
 
-/* A sum of integers, each rounded from a number with a relative error. */
-static void check_sum(
-    const struct comparison *c, const char *name, uint32_t slot, uint64_t before, uint64_t after, double want) {
-    double got = (double)(after - before), tolerance = c->want->rows + 3e-5 * want * 0x1p24;
+/* A sum of integers, each rounded from a number with a relative error; its first plane tells of the second. */
+static void check_sum(const struct comparison *c, const char *name, uint32_t slot, const uint32_t *before,
+    const uint32_t *after, double want) {
+    uint32_t capacity = c->after->capacity;
+    uint64_t grown = kv_sum_get(after, capacity, slot) - kv_sum_get(before, capacity, slot);
+    double got = (double)grown, tolerance = c->want->rows + 3e-5 * want * 0x1p24;
     if (!seen_by_any(c, slot))
         tolerance = 0;
     parity_check_true(c->parity, fabs(got - want * 0x1p24) <= tolerance, "%s of slot %u of %u grew by %.0f, not %.1f",
         name, slot, c->want->slots, got, want * 0x1p24);
+    parity_check_true(c->parity, after[slot] >> 31 == (after[capacity + slot] != 0), "%s of slot %u of %u: %#x, %#x",
+        name, slot, c->want->slots, after[slot], after[capacity + slot]);
 }
 
 static void check_sums(const struct comparison *c) {
@@ -223,11 +237,11 @@ static void check_sums(const struct comparison *c) {
         for (uint32_t row = 0; row < c->want->rows; row++)
             sum += c->want->a[(size_t)row * c->want->slots + slot];
         if (c->after->needs & STATISTIC_SUM)
-            check_sum(c, "sum", slot, c->before->sum[slot], c->after->sum[slot], sum);
+            check_sum(c, "sum", slot, c->before->sum, c->after->sum, sum);
         if (c->after->needs & STATISTIC_SQUARED)
-            check_sum(c, "squared", slot, c->before->squared[slot], c->after->squared[slot], c->want->squared[slot]);
+            check_sum(c, "squared", slot, c->before->squared, c->after->squared, c->want->squared[slot]);
         if (c->after->needs & STATISTIC_NOISY)
-            check_sum(c, "noisy", slot, c->before->noisy[slot], c->after->noisy[slot], c->want->noisy[slot]);
+            check_sum(c, "noisy", slot, c->before->noisy, c->after->noisy, c->want->noisy[slot]);
     }
 }
 

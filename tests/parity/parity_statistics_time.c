@@ -71,11 +71,11 @@ static void allocate_statistics(struct parity *parity, struct timed *timed, uint
         struct kv_statistics *s = &timed->statistics[view];
         *s = (struct kv_statistics){.needs = needs, .capacity = capacity, .window = WINDOW, .history = 400};
         if (needs & STATISTIC_SUM)
-            s->sum = parity_upload(parity, NULL, capacity * sizeof *s->sum);
+            s->sum = parity_upload(parity, NULL, (size_t)2 * capacity * sizeof *s->sum);
         if (needs & STATISTIC_SQUARED)
-            s->squared = parity_upload(parity, NULL, capacity * sizeof *s->squared);
+            s->squared = parity_upload(parity, NULL, (size_t)2 * capacity * sizeof *s->squared);
         if (needs & STATISTIC_NOISY)
-            s->noisy = parity_upload(parity, NULL, capacity * sizeof *s->noisy);
+            s->noisy = parity_upload(parity, NULL, (size_t)2 * capacity * sizeof *s->noisy);
         if (needs & STATISTIC_WINDOW) {
             s->window_rows = parity_upload(parity, NULL, (size_t)WINDOW * capacity * sizeof *s->window_rows);
             s->window_sum = parity_upload(parity, NULL, capacity * sizeof *s->window_sum);

@@ -21,10 +21,14 @@ struct evicted {
 static void draw_slots(struct parity *parity, const struct scene *scene, struct evicted *to) {
     const struct kv_head_view *view = &to->update.view;
     uint32_t percent = parity_random(parity, 0, 3) == 0 ? 0 : parity_random(parity, 1, 100), count = 0;
+    bool large = parity_random(parity, 0, 1) == 0;
+    if (large)
+        parity_fill_sums(parity, 40, view->slots, to->sum);
     for (uint32_t slot = 0; slot < view->slots; slot++) {
         int32_t position = *reference_position(&scene->pool, view->pages[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS);
         to->positions[slot] = (uint32_t)position;
-        to->sum[slot] = parity_random_bits(parity) >> parity_random(parity, 36, 63);
+        if (!large)
+            to->sum[slot] = parity_random_bits(parity) >> parity_random(parity, 36, 63);
         if (position == KV_NO_POSITION || parity_random(parity, 1, 100) > percent)
             continue;
         uint32_t place = parity_random(parity, 0, count);
@@ -54,7 +58,8 @@ static void draw_evicted(struct parity *parity, const struct scene *scene, uint3
     }
     to->update.positions = to->positions;
     to->update.slots = to->slots;
-    to->update.sum = parity_upload(parity, to->sum, slots * sizeof *to->sum);
+    to->update.capacity = (slots + 15) / 16 * 16 + 16 * parity_random(parity, 0, 2);
+    to->update.sum = parity_upload_sums(parity, to->sum, slots, to->update.capacity);
     to->update.sums = parity_upload(parity, to->sums, (2 * dim + 2) * sizeof *to->sums);
     to->update.summary = parity_upload(parity, NULL, (2 * dim + 1) * sizeof(float));
 }

@@ -75,9 +75,9 @@ static uint16_t number(uint32_t head, uint32_t position, uint32_t array, uint32_
 typedef void (*visit_array)(void *context, uint32_t array, void *start, size_t bytes, uint32_t rows);
 
 static void visit(const struct kv_statistics *head, visit_array each, void *context) {
-    each(context, 0, head->sum, sizeof *head->sum, 1);
-    each(context, 1, head->squared, sizeof *head->squared, 1);
-    each(context, 2, head->noisy, sizeof *head->noisy, 1);
+    each(context, 0, head->sum, sizeof *head->sum, 2);
+    each(context, 1, head->squared, sizeof *head->squared, 2);
+    each(context, 2, head->noisy, sizeof *head->noisy, 2);
     each(context, 3, head->window_rows, sizeof *head->window_rows, WINDOW);
     each(context, 4, head->window_sum, sizeof *head->window_sum, 1);
     each(context, 5, head->head_rows, sizeof *head->head_rows, WINDOW * GROUP);
@@ -276,6 +276,67 @@ static void the_networks_numbers_are_counted(void **state) {
     assert_int_equal(statistics_head_bytes(&other, STATISTIC_SUM, 320), 8 * 320);
 }
 
+/* Sums whose second plane is not zero go where their slots go, from arrays of one capacity to those of another too. */
+static void large_sums_follow_their_slots(void **state) {
+    (void)state;
+    struct scene scene = open_scene(1, STATISTIC_SUM);
+    append(&scene, 40, 0);
+    uint32_t keep[20], before[HEADS];
+    struct kv_removal removals[HEADS];
+    for (uint32_t i = 0; i < 20; i++)
+        keep[i] = i * 2;
+    for (uint32_t head = 0; head < HEADS; head++) {
+        struct kv_statistics *at = &scene.statistics->heads[head];
+        removals[head] = (struct kv_removal){keep, 20, KV_NO_SLOT};
+        before[head] = 40;
+        for (uint32_t slot = 0; slot < 40; slot++) /* every third has a high part */
+            kv_sum_set(at->sum, at->capacity, slot, (slot % 3 == 0 ? 0x123456789abull : 0x2345) + slot);
+    }
+    assert_int_equal(statistics_reserve(scene.statistics, scene.kv, 400, 0, NULL), 0);
+    void *work = malloc(statistics_prune_work(scene.statistics, 40 * HEADS));
+    assert_int_equal(kv_sequence_prune(scene.kv, removals, NULL), 0);
+    statistics_prune(scene.statistics, removals, before, STATISTIC_SUM, true, work);
+    free(work);
+    for (uint32_t head = 0; head < HEADS; head++) {
+        const struct kv_statistics *at = &scene.statistics->heads[head];
+        uint32_t positions[TOKENS_MAX];
+        assert_int_equal(at->capacity, statistics_room_for(20));
+        kv_sequence_positions(scene.kv, head / KV_HEADS, head % KV_HEADS, positions);
+        for (uint32_t slot = 0; slot < at->capacity; slot++) {
+            uint64_t want = slot >= 20                 ? 0
+                            : positions[slot] % 3 == 0 ? 0x123456789abull + positions[slot]
+                                                       : 0x2345ull + positions[slot];
+            assert_true(kv_sum_get(at->sum, at->capacity, slot) == want);
+            assert_int_equal(at->sum[at->capacity + slot], want >> 31);
+        }
+    }
+    close_scene(&scene);
+}
+
+/* The low 31 bits, a bit that tells of others, and those. */
+static void a_sum_lies_in_two_planes(void **state) {
+    static const struct {
+        uint64_t sum;
+        uint32_t low, high;
+    } cases[] = {{0, 0, 0}, {5, 5, 0}, {0x7fffffff, 0x7fffffff, 0}, {0x80000000, 0x80000000, 1},
+        {0xffffffff, 0xffffffff, 1}, {0x100000000, 0x80000000, 2}, {0xfffffffffff, 0xffffffff, 0x1fff},
+        {INT64_MAX, UINT32_MAX, UINT32_MAX}};
+    uint32_t planes[2 * 16];
+    (void)state;
+    for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        memset(planes, 0xff, sizeof planes);
+        kv_sum_set(planes, 16, 3, cases[i].sum);
+        assert_int_equal(planes[3], cases[i].low);
+        assert_int_equal(planes[16 + 3], cases[i].high);
+        assert_true(kv_sum_get(planes, 16, 3) == cases[i].sum);
+        planes[3] = planes[16 + 3] = UINT32_MAX;
+        for (uint32_t word = 0; word < 32; word++)
+            assert_int_equal(planes[word], UINT32_MAX);
+    }
+    memset(planes, 0, sizeof planes);
+    assert_true(kv_sum_get(planes, 16, 15) == 0);
+}
+
 static void a_hint_is_room_at_once(void **state) {
     (void)state;
     struct scene scene = open_scene(1, STATISTIC_SUM);
@@ -348,6 +409,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(columns_follow_their_slots),
         cmocka_unit_test(the_networks_numbers_are_counted),
+        cmocka_unit_test(large_sums_follow_their_slots),
+        cmocka_unit_test(a_sum_lies_in_two_planes),
         cmocka_unit_test(a_hint_is_room_at_once),
         cmocka_unit_test(a_large_prune_gives_memory_back),
         cmocka_unit_test(moments_survive_copies),

@@ -114,6 +114,7 @@ struct contents {
 static void read_head(const struct stream *stream, uint32_t head, struct contents *out) {
     const struct kv_pool *pool = kv_cache_pool(engine_kv_cache(stream->engine));
     struct kv_head_view view = kv_sequence_view(sequence_kv(stream->sequence), head / 2, head % 2);
+    const struct kv_statistics *statistics = &stream->sequence->eviction.statistics->heads[head];
     out->count = 0;
     for (uint32_t slot = 0; slot < view.slots; slot++) {
         const float *page = (const float *)((const char *)pool->base + view.pages[slot / 16] * pool->page_bytes);
@@ -122,7 +123,7 @@ static void read_head(const struct stream *stream, uint32_t head, struct content
             continue;
         uint32_t i = out->count++;
         out->positions[i] = (uint32_t)position;
-        out->sums[i] = (double)stream->sequence->eviction.statistics->heads[head].sum[slot] / (1 << 24);
+        out->sums[i] = (double)kv_sum_get(statistics->sum, statistics->capacity, slot) / (1 << 24);
         for (uint32_t c = 0; c < DIM; c++) {
             out->keys[i][c] = page[c * 16 + slot % 16];
             out->values[i][c] = page[(size_t)DIM * 16 + slot % 16 * DIM + c];
