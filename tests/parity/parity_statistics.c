@@ -449,6 +449,104 @@ static void case_statistics(struct parity *parity) {
     scene_free(parity, &scene);
 }
 
+/* ---- scores of a decode step ---- */
+
+/* What attention may be asked to score by. */
+static const struct score_stage scored_stages[][3] = {
+    {{.kind = STAGE_POSITION}, {.kind = STAGE_PROTECT}},
+    {{.kind = STAGE_SUM}, {.kind = STAGE_PROTECT}},
+    {{.kind = STAGE_SUM_PER_QUERY}},
+    {{.kind = STAGE_WINDOW_SUM}, {.kind = STAGE_PROTECT}, {.kind = STAGE_POOL_MAX, .n = 7}},
+    {{.kind = STAGE_WINDOW_SPREAD, .x = 2}, {.kind = STAGE_PROTECT}},
+    {{.kind = STAGE_ABOVE}, {.kind = STAGE_PROTECT}},
+    {{.kind = STAGE_KEY_NORM}, {.kind = STAGE_PROTECT}},
+};
+static const uint32_t scored_counts[] = {2, 2, 1, 3, 2, 2, 2};
+
+enum { NOT_SCORED = 0xfffffff0u };
+
+struct scored {
+    struct score_layer layers[ITEMS_MAX];
+    struct score_head heads[VIEWS_MAX];
+    uint32_t worst[VIEWS_MAX];
+};
+
+/* Layers of some items, of whose heads some are asked for their worst slot. */
+static void draw_scored(
+    struct parity *parity, const struct scene *scene, const struct recorded *recorded, struct scored *scored) {
+    uint32_t kv_heads = scene->pool.layout.kv_heads, lists = sizeof scored_counts / sizeof scored_counts[0];
+    memset(scored, 0, sizeof *scored);
+    for (uint32_t item = 0; item < scene->items_count; item++) {
+        uint32_t seen = scene->items[item].position + 1, list = parity_random(parity, 0, lists - 1);
+        bool recorded_all = true;
+        for (uint32_t head = item * kv_heads; head < (item + 1) * kv_heads; head++) {
+            recorded_all = recorded_all && recorded->before[head].needs != 0;
+            scored->worst[head] = NOT_SCORED;
+            scored->heads[head] = (struct score_head){.view = scene->views[head],
+                .statistics = recorded->device[head],
+                .sinks = parity_random(parity, 0, 4),
+                .recent_from = seen - parity_random(parity, 0, seen / 2),
+                .worst = parity_random(parity, 0, 4) > 0 ? &scored->worst[head] : NULL};
+        }
+        list = recorded_all ? list : 0;
+        if (parity_random(parity, 0, 4) > 0)
+            scored->layers[item] = (struct score_layer){.heads = scored->heads + item * kv_heads,
+                .layer = scene->layer,
+                .seen = seen,
+                .budget = scene->views[item * kv_heads].slots,
+                .stages = scored_stages[list],
+                .stages_count = scored_counts[list],
+                .window = recorded->before[item * kv_heads].window};
+    }
+}
+
+/* Attention finds the slots that score finds afterwards, and changes nothing else. */
+static void case_scored(struct parity *parity) {
+    static const struct scene_limits limits = {.rows = 1, .slots = 1200, .group = 5, .sharpness = 2};
+    struct scene scene;
+    struct recorded recorded;
+    struct scored scored;
+    scene_create(parity, &scene, (enum kv_format)(parity->round % 3), &limits);
+    float *qkv = scene_append(parity, &scene);
+    recorded_create(parity, &scene, ALL_NEEDS & ~(uint32_t)STATISTIC_NOISY, 40, &recorded);
+    draw_scored(parity, &scene, &recorded, &scored);
+    struct kv_batch batch = scene_batch(&scene);
+    batch.statistics = recorded.device;
+    float *plain = run_attend(parity, &scene, &batch, qkv, scene.rows);
+    size_t bytes, same;
+    unsigned char *want = recorded_bytes(parity, &scene, &recorded, &bytes);
+    recorded_reset(parity, &scene, &recorded);
+    batch.scored = scored.layers;
+    float *out = run_attend(parity, &scene, &batch, qkv, scene.rows);
+    unsigned char *got = recorded_bytes(parity, &scene, &recorded, &same);
+    parity_check_bits(
+        parity, out, plain, (size_t)scene.rows * scene.heads * scene.pool.layout.head_dim, "attention that scores");
+    parity_check_bytes(parity, got, want, bytes, "statistics of attention that scores");
+    for (uint32_t item = 0; item < scene.items_count; item++) {
+        uint32_t kv_heads = scene.pool.layout.kv_heads, later[KV_HEADS_MAX];
+        for (uint32_t head = 0; head < kv_heads; head++) {
+            later[head] = NOT_SCORED;
+            if (scored.heads[item * kv_heads + head].worst != NULL)
+                scored.heads[item * kv_heads + head].worst = &later[head];
+        }
+        int code = scored.layers[item].heads == NULL ? 0
+                                                     : parity->operations->score(parity->backend, &scene.device,
+                                                           &scored.layers[item], 1, scene.heads, NULL);
+        parity_check_true(parity, code == 0, "score failed");
+        for (uint32_t head = 0; head < kv_heads; head++)
+            parity_check_true(parity, scored.worst[item * kv_heads + head] == later[head],
+                "attention found slot %u of head %u of %u slots, score %u", scored.worst[item * kv_heads + head], head,
+                scene.views[item * kv_heads + head].slots, later[head]);
+    }
+    free(got);
+    free(want);
+    free(out);
+    free(plain);
+    recorded_free(parity, &recorded);
+    parity_release(parity, qkv);
+    scene_free(parity, &scene);
+}
+
 /* Moments in two calls, so that what is there is added to. */
 static void case_moments(struct parity *parity) {
     static const struct scene_limits limits = {.rows = 60, .slots = 12, .group = 3, .sharpness = 2};
@@ -495,6 +593,7 @@ const struct parity_case parity_statistics_cases[] = {
     {.name = "statistics any shape", .run = case_statistics, .rounds = 24, .index = 0},
     {.name = "statistics long", .run = case_statistics, .rounds = 6, .index = 1},
     {.name = "statistics large groups", .run = case_statistics, .rounds = 12, .index = 2},
+    {.name = "statistics scored", .run = case_scored, .rounds = 12},
     {.name = "query moments", .run = case_moments, .rounds = 8},
     {.name = NULL},
 };

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "engine/cpu/score.h"
+#include "engine/engine_internal.h"
 #include "engine/random.h"
 #include "tests/unit/pruning.h"
 #include "tests/unit/tiny_network.h"
@@ -488,6 +489,46 @@ static void forks_go_on_as_their_source_would(void **state) {
 
 /* ---- the slot that goes ---- */
 
+static const struct backend_operations *plain_operations;
+static uint32_t scored_layers;
+
+static int counted_score(struct backend *backend, const struct kv_pool *pool, const struct score_layer *layers,
+    uint32_t count, uint32_t heads, struct error *error) {
+    scored_layers += count;
+    return plain_operations->score(backend, pool, layers, count, heads, error);
+}
+
+/* Whether attention finds what goes or a call after it, the same goes. By head alone each prune after the first is
+ * attention's, all of it; a policy that compares heads, needs a matrix or prunes at intervals is scored as before. */
+static void attention_finds_the_slots_that_score_would(void **state) {
+    (void)state;
+    struct fixture fixture = open_default();
+    struct backend *backend = fixture.engine->backend;
+    plain_operations = backend->operations;
+    struct backend_operations counted = *plain_operations;
+    counted.score = counted_score;
+    uint32_t layers = fixture.model->shape.layers, attended = 0;
+    for (uint32_t i = 0; i < CASES; i++) {
+        for (int later = 0; later < 2; later++) {
+            counted.attend_scores = later ? NULL : plain_operations->attend_scores;
+            backend->operations = &counted;
+            scored_layers = 0;
+            struct stream *stream = run_stream(fixture.engine, policies[i], 3), *mate = NULL;
+            uint32_t alone = scored_layers;
+            backend->operations = plain_operations;
+            mate = run_stream(fixture.engine, policies[i], 3);
+            streams_require_same(mate, stream, 0, policies[i]);
+            attended += !later && alone == layers;
+            if (strcmp(policies[i], "h2o,tokens=24") == 0 || strcmp(policies[i], "snapkv,tokens=24,window=8") == 0)
+                assert_int_equal(alone, later ? layers * (TOTAL - PROMPT + 1) : layers);
+            stream_free(stream);
+            stream_free(mate);
+        }
+    }
+    assert_in_range(attended, 10, CASES);
+    close_fixture(&fixture);
+}
+
 static uint32_t plain_worst(const float *scores, const int32_t *positions, uint32_t count) {
     uint32_t worst = UINT32_MAX;
     for (uint32_t i = 0; i < count; i++) {
@@ -540,6 +581,7 @@ int main(void) {
         cmocka_unit_test(a_shared_prefix_changes_nothing),
         cmocka_unit_test(a_prefix_that_is_shared_survives_a_prune),
         cmocka_unit_test(forks_go_on_as_their_source_would),
+        cmocka_unit_test(attention_finds_the_slots_that_score_would),
         cmocka_unit_test(the_slot_that_goes_is_the_oldest_of_the_worst),
     };
     return cmocka_run_group_tests_name("prune", tests, NULL, NULL);
