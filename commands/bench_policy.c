@@ -7,11 +7,11 @@
  * cache's bytes over the policy's would give, ratio_full_reached the part of it that was reached. The full cache's
  * sequences are the same at each run; those of a policy go on from run to run, up to (pairs + 2) x --decode tokens
  * deeper at last, which does not flatter them. With --profile statistics are timed too: attention keeps them, and most
- * policies' scores of a decode step are computed there as well. The policy's sequences therefore take turns with as many
- * of a full cache that hold as many tokens, in 7 pairs of profiled runs; the median difference of their attend phases is
- * the phase `statistics`, which is part of `attend`. policy_percent is the share that statistics, score, select and
- * compact have of a step.
- * Prefill: policy_percent is the time that statistics and the prune after the prompt add to that of the full cache.
+ * policies' scores of a decode step are computed there as well. The policy's sequences therefore take turns with as
+ * many of a full cache that hold as many tokens, in 7 pairs of profiled runs; the median difference of their attend
+ * phases is the phase `statistics`, which is part of `attend`. policy_percent is the share that statistics, score,
+ * select and compact have of a step. Prefill: policy_percent is the time that statistics and the prune after the prompt
+ * add to that of the full cache.
  */
 #include "commands/bench_case.h"
 
