@@ -14,6 +14,7 @@
 
 static const char environment_prefix[] = "DISTILLCACHE_";
 static const char environment_tests[] = "DISTILLCACHE_TEST_";       /* the tests' own */
+static const char environment_emulator[] = "DISTILLCACHE_EMULATOR"; /* tests/emulator, and names that begin so */
 static const char environment_policies[] = "DISTILLCACHE_POLICIES"; /* read by policy/network_shipped.c */
 
 /* One value of the command line. */
@@ -241,6 +242,7 @@ static int report_unknown_variable(const char *variable, size_t name_length, str
 static bool is_ignored(const char *variable, size_t name_length) {
     return strncmp(variable, environment_prefix, strlen(environment_prefix)) != 0 ||
            strncmp(variable, environment_tests, strlen(environment_tests)) == 0 ||
+           strncmp(variable, environment_emulator, strlen(environment_emulator)) == 0 ||
            (name_length == strlen(environment_policies) && strncmp(variable, environment_policies, name_length) == 0);
 }
 

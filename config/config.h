@@ -12,7 +12,8 @@
  * are separated by commas (policies are not: their options have commas); a list from one source replaces that of a
  * source below. A scalar that is repeated on the
  * command line has its last value. The file and the environment may hold options of every command. Variables that begin
- * with DISTILLCACHE_TEST_ belong to the tests and are ignored; another unknown DISTILLCACHE_ variable is an error.
+ * with DISTILLCACHE_TEST_ or DISTILLCACHE_EMULATOR belong to the tests and are ignored; another unknown DISTILLCACHE_
+ * variable is an error.
  */
 #ifndef CONFIG_CONFIG_H
 #define CONFIG_CONFIG_H
@@ -36,7 +37,7 @@ struct string_list {
 struct config {
     /* model and engine */
     char *model;
-    char *backend;                /* auto | cpu */
+    char *backend;                /* auto | cpu | cuda */
     char *cpu_features;           /* auto | scalar | avx2 | avx512 */
     uint32_t threads;             /* 0: all that the process may use */
     size_t kv_memory;             /* bytes of the page pool */

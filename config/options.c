@@ -28,8 +28,9 @@ static const char section_general[] = "General";
 const struct option option_table[] = {
     {"model", OPTION_STRING, ENGINE, OPTION_REQUIRED, FIELD(model), .argument = "FILE", .section = section_model,
         .help = "model file (GGUF)"},
-    {"backend", OPTION_CHOICE, ENGINE, 0, FIELD(backend), .choices = "auto|cpu", .default_value = "auto",
-        .argument = "NAME", .section = section_model, .help = "what computes; auto takes the best one there is"},
+    {"backend", OPTION_CHOICE, ENGINE, 0, FIELD(backend), .choices = "auto|cpu|cuda", .default_value = "auto",
+        .argument = "NAME", .section = section_model,
+        .help = "what computes; auto takes CUDA if the program was built with it and a device is there"},
     {"cpu-features", OPTION_CHOICE, ENGINE, 0, FIELD(cpu_features), .choices = "auto|scalar|avx2|avx512",
         .default_value = "auto", .argument = "TIER", .section = section_model,
         .help = "instruction set of the CPU backend; auto takes the best one the processor has"},

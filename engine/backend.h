@@ -370,7 +370,13 @@ struct backend {
 struct backend_options {
     const char *cpu_features; /* highest tier to use: "auto", "scalar", "avx2", "avx512" */
     uint32_t threads;         /* 0: as many as the affinity mask and cgroup quota allow */
+    const char *name;         /* "cpu" (or NULL), "cuda", or "auto" */
 };
+
+/* The backend of that name. auto: CUDA where the build has it and a device is there (cuda/cuda.h), else the CPU, and a
+ * log line says why. ERROR_UNSUPPORTED: the build, the machine or its driver lacks what was asked for; ERROR_INVALID:
+ * no such name; ERROR_MEMORY. */
+struct backend *backend_open(const struct backend_options *options, struct error *error);
 
 /* engine/cpu/cpu.c. Always there; fails on an unknown tier name or one that the machine lacks. */
 struct backend *backend_cpu_open(const struct backend_options *options, struct error *error);

@@ -49,7 +49,7 @@ struct engine *engine_open(const struct model *model, const struct engine_option
     }
     engine->model = model;
     engine->batch_rows = options->batch_rows == 0 ? BATCH_ROWS_DEFAULT : options->batch_rows;
-    engine->backend = backend_cpu_open(&options->backend, error);
+    engine->backend = backend_open(&options->backend, error);
     if (engine->backend == NULL || allocate_host(engine, error) != 0 || create_cache(engine, options, error) != 0)
         goto fail;
     engine->transformer = transformer_create(engine->backend, model, engine->batch_rows, options->exact, error);

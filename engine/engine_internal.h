@@ -39,9 +39,9 @@ struct eviction {
     uint32_t recorded_window;
     bool evicts; /* some token may have to go */
     uint32_t prompt_tokens;
-    uint32_t handled;              /* length at the last prune that was due and is done */
-    bool chosen;                   /* for the prune that is being planned */
-    bool pruned;                   /* a prune took place that was over budget */
+    uint32_t handled; /* length at the last prune that was due and is done */
+    bool chosen;      /* for the prune that is being planned */
+    bool pruned;      /* a prune took place that was over budget */
     /* [layers * kv_heads] the slots that go at the prune at length worst_at, KV_NO_SLOT: none; found by attention
      * (engine_plan_ahead). NULL before the first. */
     uint32_t *worst;

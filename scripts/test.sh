@@ -18,6 +18,7 @@ bench       120 pytest tests/bench: what bench prints
 eval        120 pytest tests/eval: what eval measures, beside the reference and recomputation
 scripts      60 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
 readme       30 pytest tests/readme: the examples of README.md as printed
+cuda        240 the CUDA backend against an emulated device: emulator, parity, the whole model (pytest tests/cuda)
 sanitizers  420 unit, parity and API tests with address and undefined-behaviour sanitizers
 tsan        180 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
 fuzz         60 seeded mutations of files and requests, with sanitizers
@@ -38,7 +39,7 @@ The last line is "N passed, N failed", counted over all stages. Exit status 1 wh
   --help         this text
   -- ...         passed on to pytest, e.g. -- -k stream
 
-Builds: build-test (release), build-asan, build-tsan. DISTILLCACHE_TEST_MODEL=FILE instead of the default model.
+Builds: build-test (release), build-emulated (CUDA), build-asan, build-tsan. DISTILLCACHE_TEST_MODEL=FILE instead of the default model.
 TEXT
 }
 
@@ -97,6 +98,9 @@ need_asan_build() {
 
 # The tests with several threads; the thread sanitizer has nothing to say about the others.
 thread_tests=(log scheduler server_loop store threads)
+
+# The tests of the CUDA emulator itself.
+emulator_tests=(cublaslt faults kernels traffic)
 
 need_tsan_build() {
   need_setup
@@ -157,7 +161,7 @@ stage_format() {
     echo "clang-format 14 is not installed: not checked"
     return 0
   fi
-  (cd "$root" && git ls-files -z '*.c' '*.h' | xargs -0 "$formatter" --dry-run -Werror) 2>&1 | tail -n 40
+  (cd "$root" && git ls-files -z '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | xargs -0 "$formatter" --dry-run -Werror) 2>&1 | tail -n 40
 }
 
 stage_unit() {
@@ -193,6 +197,19 @@ stage_scripts() {
 stage_readme() {
   need_test_build
   run_pytest build-test tests/readme
+}
+
+# No CUDA toolkit: kernels are compiled as C++ (cuda/README.md). The emulator itself wants AVX2.
+stage_cuda() {
+  if ! grep -qw avx2 /proc/cpuinfo; then
+    say "cuda: skipped, the emulator needs a processor with AVX2"
+    return 0
+  fi
+  need_setup
+  need_packages g++
+  need_build build-emulated "distillcache tests/parity/parity ${emulator_tests[*]/#/tests/emulator/unit/test_emulator_}" --werror -Dtests=true -Dcuda=emulated
+  run_meson build-emulated --timeout-multiplier 3 "${emulator_tests[@]/#/emulator_}" parity_cuda
+  run_pytest build-emulated tests/cuda
 }
 
 stage_sanitizers() {

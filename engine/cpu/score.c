@@ -6,53 +6,29 @@
 #include <math.h>
 
 static const struct score_operation operations[STAGE_KIND_COUNT] = {
-    [STAGE_POSITION] = {.name = "position", .alone = true, .run = score_position},
-    [STAGE_RANDOM] = {.name = "random", .alone = true, .run = score_random},
-    [STAGE_SUM] = {.name = "sum", .needs = STATISTIC_SUM, .alone = true, .run = score_sum},
-    [STAGE_SUM_PER_QUERY] = {.name = "sum per query",
-        .needs = STATISTIC_SUM,
-        .alone = true,
-        .run = score_sum_per_query},
-    [STAGE_ABOVE] = {.name = "above", .needs = STATISTIC_ABOVE, .alone = true, .run = score_above},
-    [STAGE_WINDOW_SUM] = {.name = "window sum", .needs = STATISTIC_WINDOW, .alone = true, .run = score_window_sum},
-    [STAGE_WINDOW_SPREAD] = {.name = "window spread",
-        .needs = STATISTIC_WINDOW,
-        .alone = true,
-        .run = score_window_spread},
-    [STAGE_NOISY] = {.name = "noisy", .needs = STATISTIC_NOISY, .alone = true, .run = score_noisy},
-    [STAGE_KEY_NORM] = {.name = "key norm", .alone = true, .run = score_key_norm},
-    [STAGE_KEY_DIFFERENCE] = {.name = "key difference", .alone = true, .run = score_key_difference},
-    [STAGE_EXPECTED_ATTENTION] = {.name = "expected attention", .run = score_expected_attention},
-    [STAGE_LAPROX] = {.name = "laprox",
-        .needs = STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS,
-        .whole_layer = true,
-        .same_slots = true,
-        .matrix = true,
-        .run = score_laprox},
-    [STAGE_LAPROX_HEAD] = {.name = "laprox per head",
-        .needs = STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS,
-        .whole_layer = true,
-        .matrix = true,
-        .run = score_laprox_head},
-    [STAGE_DROP_ERROR] = {.name = "drop error",
-        .needs = STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS,
-        .matrix = true,
-        .run = score_drop_error},
-    [STAGE_LAYER_MEAN] = {.name = "layer mean", .whole_layer = true, .same_slots = true, .run = score_layer_mean},
-    [STAGE_TIMES_VALUE_NORM] = {.name = "times value norm", .alone = true, .run = score_times_value_norm},
-    [STAGE_TIMES_OUTPUT_NORM] = {.name = "times output norm",
-        .needs = STATISTIC_OUTPUT_NORM,
-        .matrix = true,
-        .run = score_times_output_norm},
-    [STAGE_POOL_MAX] = {.name = "pool max", .alone = true, .run = score_pool_max},
-    [STAGE_POOL_ADAPTIVE] = {.name = "pool adaptive",
-        .needs = STATISTIC_WINDOW,
-        .alone = true,
-        .run = score_pool_adaptive},
-    [STAGE_PROTECT] = {.name = "protect", .alone = true, .run = score_protect},
-    [STAGE_PROTECT_BEST] = {.name = "protect best", .alone = true, .run = score_protect_best},
-    [STAGE_NETWORK] = {.name = "network", .whole_layer = true, .run = score_network},
-    [STAGE_LOG_SOFTMAX] = {.name = "log softmax", .run = score_log_softmax},
+    [STAGE_POSITION] = {.alone = true, .run = score_position},
+    [STAGE_RANDOM] = {.alone = true, .run = score_random},
+    [STAGE_SUM] = {.alone = true, .run = score_sum},
+    [STAGE_SUM_PER_QUERY] = {.alone = true, .run = score_sum_per_query},
+    [STAGE_ABOVE] = {.alone = true, .run = score_above},
+    [STAGE_WINDOW_SUM] = {.alone = true, .run = score_window_sum},
+    [STAGE_WINDOW_SPREAD] = {.alone = true, .run = score_window_spread},
+    [STAGE_NOISY] = {.alone = true, .run = score_noisy},
+    [STAGE_KEY_NORM] = {.alone = true, .run = score_key_norm},
+    [STAGE_KEY_DIFFERENCE] = {.alone = true, .run = score_key_difference},
+    [STAGE_EXPECTED_ATTENTION] = {.run = score_expected_attention},
+    [STAGE_LAPROX] = {.whole_layer = true, .run = score_laprox},
+    [STAGE_LAPROX_HEAD] = {.whole_layer = true, .run = score_laprox_head},
+    [STAGE_DROP_ERROR] = {.run = score_drop_error},
+    [STAGE_LAYER_MEAN] = {.whole_layer = true, .run = score_layer_mean},
+    [STAGE_TIMES_VALUE_NORM] = {.alone = true, .run = score_times_value_norm},
+    [STAGE_TIMES_OUTPUT_NORM] = {.run = score_times_output_norm},
+    [STAGE_POOL_MAX] = {.alone = true, .run = score_pool_max},
+    [STAGE_POOL_ADAPTIVE] = {.alone = true, .run = score_pool_adaptive},
+    [STAGE_PROTECT] = {.alone = true, .run = score_protect},
+    [STAGE_PROTECT_BEST] = {.alone = true, .run = score_protect_best},
+    [STAGE_NETWORK] = {.whole_layer = true, .run = score_network},
+    [STAGE_LOG_SOFTMAX] = {.run = score_log_softmax},
 };
 
 const struct score_kernels *cpu_score_kernels(enum cpu_tier tier) {
@@ -64,75 +40,6 @@ const struct score_kernels *cpu_score_kernels(enum cpu_tier tier) {
 #endif
     (void)tier;
     return &score_kernels_scalar;
-}
-
-/* ---- checks ---- */
-
-/* Arrays of those statistics that a stage may need, beside the mask: NULL where the sequence does not keep them. */
-static bool has_statistics(const struct kv_statistics *statistics, uint32_t needs) {
-    const struct {
-        uint32_t need;
-        bool there;
-    } arrays[] = {
-        {STATISTIC_SUM, statistics->sum != NULL},
-        {STATISTIC_NOISY, statistics->noisy != NULL},
-        {STATISTIC_WINDOW, statistics->window_rows != NULL && statistics->window_sum != NULL && statistics->window > 0},
-        {STATISTIC_HEAD_WINDOW, statistics->head_rows != NULL && statistics->window > 0},
-        {STATISTIC_OUTPUTS, statistics->outputs != NULL && statistics->window > 0},
-        {STATISTIC_ABOVE, statistics->above != NULL},
-        {STATISTIC_OUTPUT_NORM, statistics->output_norm != NULL},
-        {STATISTIC_SQUARED, statistics->squared != NULL},
-        {STATISTIC_ENTROPY, statistics->entropy != NULL},
-        {STATISTIC_CONTENT, statistics->content_rows != NULL},
-        {STATISTIC_STANDARD, statistics->standard != NULL},
-    };
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
-        if ((needs & arrays[i].need) != 0 && !arrays[i].there)
-            return false;
-    }
-    return true;
-}
-
-static int check_heads(const struct kv_pool *pool, const struct score_layer *layer,
-    const struct score_operation *operation, uint32_t needs, struct error *error) {
-    for (uint32_t head = 0; head < pool->layout.kv_heads; head++) {
-        const struct score_head *at = &layer->heads[head];
-        if (!has_statistics(&at->statistics, needs) || (needs != 0 && at->statistics.capacity < at->view.slots))
-            return error_set(
-                error, ERROR_INVALID, "stage %s needs statistics that the sequence does not keep", operation->name);
-        if (operation->same_slots && at->view.slots != layer->heads[0].view.slots)
-            return error_set(
-                error, ERROR_UNSUPPORTED, "stage %s needs the same slots in all heads of a layer", operation->name);
-    }
-    return 0;
-}
-
-static int check_layer(
-    const struct kv_pool *pool, const struct score_layer *layer, uint32_t heads, struct error *error) {
-    for (uint32_t i = 0; i < layer->stages_count; i++) {
-        const struct score_stage *stage = &layer->stages[i];
-        const struct score_operation *operation =
-            (uint32_t)stage->kind < STAGE_KIND_COUNT ? &operations[stage->kind] : NULL;
-        if (operation == NULL || operation->run == NULL)
-            return error_set(error, ERROR_UNSUPPORTED, "the CPU backend has no score stage %d", (int)stage->kind);
-        bool network = stage->kind == STAGE_NETWORK, matrix = operation->matrix;
-        int code = network ? score_network_check(pool, layer, error) : 0;
-        if (code == 0)
-            code = check_heads(
-                pool, layer, operation, network ? network_needs(&layer->network->shape) : operation->needs, error);
-        if (code != 0)
-            return code;
-        matrix = matrix || (network && score_network_weighs(&layer->network->shape));
-        size_t columns = (size_t)heads * pool->layout.head_dim;
-        if (matrix && layer->layer >= pool->layout.layers)
-            return error_set(error, ERROR_INVALID, "layer %u is not one of %u", layer->layer, pool->layout.layers);
-        if (matrix && (layer->output == NULL || layer->output->columns != columns))
-            return error_set(
-                error, ERROR_INVALID, "stage %s needs an output matrix of %zu columns", operation->name, columns);
-        if (stage->kind == STAGE_EXPECTED_ATTENTION && (layer->moments.sum == NULL || layer->rope == NULL))
-            return error_set(error, ERROR_INVALID, "stage %s needs moments of queries", operation->name);
-    }
-    return 0;
 }
 
 /* ---- threads ---- */
@@ -317,30 +224,16 @@ void score_head_alone(const struct score_call *call, const struct score_layer *l
     find_worst(&unit, head);
 }
 
-bool score_has_stage(const struct score_layer *layer, enum score_stage_kind kind) {
-    for (uint32_t i = 0; i < layer->stages_count; i++) {
-        if (layer->stages[i].kind == kind)
-            return true;
-    }
-    return false;
-}
-
 int cpu_score(struct backend *backend, const struct kv_pool *pool, const struct score_layer *layers, uint32_t count,
     uint32_t heads, struct error *error) {
-    const struct kv_layout *layout = &pool->layout;
-    if (heads == 0 || heads % layout->kv_heads != 0 || layout->head_dim > ATTEND_DIM_MAX)
-        return error_set(error, ERROR_UNSUPPORTED, "%u heads of %u channels on %u KV heads cannot be scored", heads,
-            layout->head_dim, layout->kv_heads);
-    for (uint32_t i = 0; i < count; i++) {
-        int code = check_layer(pool, &layers[i], heads, error);
-        if (code != 0)
-            return code;
-    }
+    int code = score_check(pool, layers, count, heads, error);
+    if (code != 0)
+        return code;
     struct score_call call = {cpu_backend(backend), NULL, pool, layers, count, heads};
     call.state = score_state_get(call.cpu);
     if (call.state == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for scoring");
-    int code = score_scratch_prepare(&call, error);
+    code = score_scratch_prepare(&call, error);
     if (code == 0)
         code = score_matrices_prepare(&call, error);
     if (code == 0)

@@ -3,11 +3,11 @@
  * Scoring of slots (backend.h, score): how stages are run, and what the files score*.c share.
  *
  * A unit is one layer of one sequence; units run in parallel, each on one thread, and a unit runs its stages one after
- * the other over the scores of its heads. A stage is a row of a table: the statistics it reads, and a function for one
- * head or for the whole layer. Loops over slots are kernels, written once in score_body.h and compiled per tier; every
- * tier gives the same bits (lanes_scalar.h). Scratch memory is sized before the units start, so that no stage can fail.
+ * the other over the scores of its heads. A stage is a row of a table: a function for one head or for the whole layer.
+ * Loops over slots are kernels, written once in score_body.h and compiled per tier; every tier gives the same bits
+ * (lanes_scalar.h). Scratch memory is sized before the units start, so that no stage can fail.
  *
- *   score.c            checks, scratch memory, threads
+ *   score.c            scratch memory, threads
  *   score_attention.c  stages on attention statistics; window_preference
  *   score_keys.c       stages on keys, and the norm of values
  *   score_output.c     stages that need the output matrix W_o
@@ -127,13 +127,9 @@ struct score_unit {
     uint32_t heads, group;             /* H, G */
 };
 
-/* One kind of stage. */
+/* One kind of stage; what it needs is checked before (engine/score_check.h). */
 struct score_operation {
-    const char *name;
-    uint32_t needs;   /* mask of enum statistic whose arrays must be there */
     bool whole_layer; /* run once a layer (head 0) */
-    bool same_slots;  /* all heads of the layer must hold as many slots */
-    bool matrix;      /* needs W_o */
     bool alone;       /* attention may run it: of one head, and nothing has to be computed before */
     void (*run)(const struct score_unit *unit, const struct score_stage *stage, uint32_t head);
 };

@@ -39,28 +39,6 @@ size_t score_network_floats(const struct network_shape *shape, uint32_t dim) {
     return floats > numbers ? floats : numbers;
 }
 
-int score_network_check(const struct kv_pool *pool, const struct score_layer *layer, struct error *error) {
-    const struct kv_layout *layout = &pool->layout;
-    const struct policy_network *network = layer->network;
-    if (network == NULL)
-        return error_set(error, ERROR_INVALID, "stage network needs a network");
-    const struct network_shape *shape = &network->shape;
-    if (shape->layers != layout->layers || shape->kv_heads != layout->kv_heads || shape->head_dim != layout->head_dim ||
-        layer->layer >= layout->layers)
-        return error_set(error, ERROR_INVALID,
-            "a network for %u layers of %u KV heads of %u channels cannot score layer %u of %u of %u of %u",
-            shape->layers, shape->kv_heads, shape->head_dim, layer->layer, layout->layers, layout->kv_heads,
-            layout->head_dim);
-    if (shape->content > 0 && layer->rope == NULL)
-        return error_set(error, ERROR_INVALID, "stage network needs the rotation of keys");
-    for (uint32_t head = 0; head < layout->kv_heads; head++)
-        if (layer->heads[head].statistics.content_rows != NULL &&
-            layer->heads[head].statistics.content != shape->content)
-            return error_set(error, ERROR_INVALID, "a network of %u numbers of content on a sequence that keeps %u",
-                shape->content, layer->heads[head].statistics.content);
-    return 0;
-}
-
 /* ---- the network of a layer ---- */
 
 /* Weights of eight units side by side; units that there are not add nothing. */

@@ -62,10 +62,9 @@ struct network_kernels {
 struct score_call;
 struct score_layer;
 
-/* score_network.c: floats of score_scratch.blocks that the stage needs; and whether it can be run. */
+/* score_network.c: floats of score_scratch.blocks that the stage needs. */
 bool score_network_weighs(const struct network_shape *shape); /* it needs W_o */
 size_t score_network_floats(const struct network_shape *shape, uint32_t dim);
-int score_network_check(const struct kv_pool *pool, const struct score_layer *layer, struct error *error);
 
 /* score_numbers.c: floats of score_scratch.blocks; and the numbers of all slots of a call's layers that have none yet.
  * ERROR_MEMORY. */

@@ -11,6 +11,7 @@
 #define ENGINE_CPU_SCORE_STATE_H
 
 #include "engine/cpu/score.h"
+#include "engine/score_check.h"
 
 /* What is kept of one layer's output matrix W_o. W_h [d, D] is the part that query head h is multiplied by. */
 struct score_matrix {
@@ -47,8 +48,6 @@ struct score_call {
 static inline size_t score_round(uint32_t slots) {
     return ((size_t)slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
 }
-
-bool score_has_stage(const struct score_layer *layer, enum score_stage_kind kind);
 
 /* The backend's state, created on first use; NULL when there is no memory. */
 struct score_state *score_state_get(struct cpu_backend *cpu);

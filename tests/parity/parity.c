@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/parity/parity.h"
+#include "tests/parity/parity_missing.h"
 
 #include <math.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,15 +18,37 @@ static const struct parity_case *const families[] = {
     parity_linear_timed,
     parity_vector_cases,
     parity_pages_cases,
+    parity_move_cases,
     parity_sample_cases,
     parity_score_cases,
     parity_score_timed,
     parity_network_cases,
     parity_network_timed,
+#ifdef PARITY_CUDA
+    parity_select_cases,
+    parity_score_long_cases,
+#endif
 };
 
-static const char *const tiers[] = {"scalar", "avx2", "avx512"};
+/* Of the CUDA backend only; traffic is counted where it is emulated. */
+static const struct parity_case *const cuda_families[] = {
+#ifdef PARITY_CUDA
+    parity_linear_paths_cases,
+#endif
+#ifdef PARITY_EMULATED
+    parity_traffic_core_cases,
+    parity_traffic_linear_cases,
+    parity_traffic_attend_cases,
+    parity_traffic_score_cases,
+#endif
+    NULL,
+};
+
+/* Instruction sets of the CPU, and the CUDA backend. */
+static const char *const tiers[] = {"scalar", "avx2", "avx512", "cuda"};
 static const uint32_t thread_counts[] = {1, 3};
+static jmp_buf skip_point;
+enum { FORMATS = 3 };
 
 struct options {
     uint64_t seed;
@@ -117,6 +141,12 @@ uint32_t *parity_upload_sums(struct parity *parity, const uint64_t *sums, uint32
 
 void parity_release(struct parity *parity, void *device) {
     parity->operations->release(parity->backend, device);
+}
+
+void parity_skip(struct parity *parity, const char *why) {
+    if (parity->round == 0)
+        printf("skipped %s, %s: %s\n", parity->entry->name, parity->tier, why);
+    parity->skipped = true;
 }
 
 static void print_failure(struct parity *parity, const char *what, va_list arguments) {
@@ -230,6 +260,27 @@ static uint64_t seed_of(uint64_t seed, const char *name, uint32_t index, uint32_
     return (hash ^ round) * 0x100000001b3ull;
 }
 
+static void run_round(struct parity *parity) {
+    char why[128];
+    if (setjmp(skip_point) == 0) {
+        parity->entry->run(parity);
+        return;
+    }
+    snprintf(why, sizeof why, "the backend has no %s", parity_missing_name());
+    parity_skip(parity, why);
+}
+
+/* An emulated device takes its time: a quarter of the rounds, but as many as there are KV formats. */
+static uint32_t rounds_of(const struct parity *parity, const struct parity_case *entry) {
+    uint32_t rounds = entry->rounds > 0 ? entry->rounds : 1;
+#ifdef PARITY_EMULATED
+    if (parity->cuda && rounds > FORMATS)
+        rounds = rounds / 4 > FORMATS ? rounds / 4 : FORMATS;
+#endif
+    (void)parity;
+    return rounds;
+}
+
 static uint32_t run_case(struct parity *parity, const struct options *options) {
     const struct parity_case *entry = parity->entry;
     if (options->time) {
@@ -240,46 +291,61 @@ static uint32_t run_case(struct parity *parity, const struct options *options) {
     }
     if (entry->run == NULL)
         return 0;
-    uint32_t rounds = options->rounds * (entry->rounds > 0 ? entry->rounds : 1);
+    uint32_t rounds = rounds_of(parity, entry) * options->rounds;
     parity->failures = 0;
-    for (parity->round = 0; parity->round < rounds && parity->failures < 5; parity->round++) {
+    for (parity->round = 0; parity->round < rounds && parity->failures < 5 && !parity->skipped; parity->round++) {
         parity->random = seed_of(options->seed, entry->name, entry->index, parity->round);
-        entry->run(parity);
+        run_round(parity);
     }
     return parity->failures;
 }
 
+static uint32_t run_family(struct parity *parity, const struct options *options, const struct parity_case *family) {
+    uint32_t failures = 0;
+    for (const struct parity_case *entry = family; entry->name != NULL; entry++) {
+        if (options->only != NULL && strstr(entry->name, options->only) == NULL)
+            continue;
+        parity->entry = entry;
+        parity->skipped = false;
+        failures += run_case(parity, options);
+        parity->cases_skipped += parity->skipped;
+    }
+    return failures;
+}
+
 static uint32_t run_families(struct parity *parity, const struct options *options) {
     uint32_t failures = 0;
-    for (size_t family = 0; family < sizeof families / sizeof families[0]; family++) {
-        for (const struct parity_case *entry = families[family]; entry->name != NULL; entry++) {
-            if (options->only != NULL && strstr(entry->name, options->only) == NULL)
-                continue;
-            parity->entry = entry;
-            failures += run_case(parity, options);
-        }
-    }
+    parity->cases_skipped = 0;
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        failures += run_family(parity, options, families[i]);
+    for (size_t i = 0; parity->cuda && cuda_families[i] != NULL; i++)
+        failures += run_family(parity, options, cuda_families[i]);
     return failures;
 }
 
 /* Failures of one tier; -1 when the machine lacks it. */
 static int run_tier(const char *tier, uint32_t threads, const struct options *options) {
     struct error error;
-    struct backend_options backend_options = {.cpu_features = tier, .threads = threads};
-    struct backend *backend = backend_cpu_open(&backend_options, &error);
+    bool cuda = strcmp(tier, "cuda") == 0;
+    struct backend_options backend_options = {
+        .cpu_features = cuda ? NULL : tier, .threads = threads, .name = cuda ? "cuda" : "cpu"};
+    struct backend *backend = backend_open(&backend_options, &error);
     if (backend == NULL) {
         printf("skipped %s: %s\n", tier, error.message);
         return -1;
     }
     struct parity parity = {.backend = backend,
-        .operations = backend->operations,
+        .operations = parity_fill_missing(backend->operations, &skip_point),
         .tier = tier,
         .threads = threads,
+        .cuda = cuda,
+        .leads = cuda || (strcmp(tier, "scalar") == 0 && threads == 1),
         .seconds = options->seconds};
     double start = now();
     uint32_t failures = run_families(&parity, options);
     if (!options->time)
-        printf("%s: %u failures, %.1f s (%s)\n", tier, failures, now() - start, backend->operations->describe(backend));
+        printf("%s: %u failures, %u cases skipped, %.1f s (%s)\n", tier, failures, parity.cases_skipped, now() - start,
+            backend->operations->describe(backend));
     backend->operations->close(backend);
     return (int)failures;
 }
@@ -290,7 +356,7 @@ static int run_all(const struct options *options) {
     for (size_t tier = 0; tier < sizeof tiers / sizeof tiers[0]; tier++) {
         if (options->tier != NULL && strcmp(options->tier, tiers[tier]) != 0)
             continue;
-        bool one = options->time || options->threads > 0;
+        bool one = options->time || options->threads > 0 || strcmp(tiers[tier], "cuda") == 0;
         size_t counts = one ? 1 : sizeof thread_counts / sizeof thread_counts[0];
         for (size_t count = 0; count < counts; count++) {
             uint32_t threads = !one ? thread_counts[count] : options->threads > 0 ? options->threads : 1;

@@ -5,6 +5,9 @@
  *
  *   parity [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N] [--seconds S]]
  *
+ * --tier: scalar, avx2, avx512, cuda. What the machine or the build lacks is skipped, and a line says so; so is what
+ * calls an operation that a backend does not have.
+ *
  * A case is a function that draws one random shape from `struct parity`, runs the operation on the backend, computes
  * the reference, and calls a parity_check_*. The harness runs it `rounds` times per backend, tier and thread count. To
  * add one: write it in parity_NAME.c beside its family, list it in the family's array, list a new family in
@@ -36,23 +39,40 @@ extern const struct parity_case parity_statistics_timed[];
 extern const struct parity_case parity_linear_timed[];
 extern const struct parity_case parity_vector_cases[];
 extern const struct parity_case parity_pages_cases[];
+extern const struct parity_case parity_move_cases[];
 extern const struct parity_case parity_sample_cases[];
 extern const struct parity_case parity_score_cases[];
 extern const struct parity_case parity_score_timed[];
 extern const struct parity_case parity_network_cases[];
 extern const struct parity_case parity_network_timed[];
+/* Where the CUDA backend is built. */
+extern const struct parity_case parity_select_cases[];
+extern const struct parity_case parity_score_long_cases[];
+/* Of the emulated CUDA backend only (parity_traffic.h). */
+extern const struct parity_case parity_traffic_core_cases[];
+extern const struct parity_case parity_traffic_linear_cases[];
+extern const struct parity_case parity_linear_paths_cases[];
+extern const struct parity_case parity_traffic_attend_cases[];
+extern const struct parity_case parity_traffic_score_cases[];
 
 struct parity {
     struct backend *backend;
     const struct backend_operations *operations; /* of backend */
     const struct parity_case *entry;
-    const char *tier;  /* "scalar" */
+    const char *tier;  /* "scalar", "cuda" */
     uint32_t threads;  /* of the backend */
     uint32_t round;    /* of this case */
     uint64_t random;   /* state of the generator */
     uint32_t failures; /* of this run */
     double seconds;    /* that parity_time spends */
+    bool cuda;         /* not an instruction set of the CPU: other bits, but the same in every run */
+    bool leads;        /* no run before this one has the same bits */
+    bool skipped;      /* the case */
+    uint32_t cases_skipped;
 };
+
+/* Ends a case before its first check, with a line that says why; its other rounds are left out. */
+void parity_skip(struct parity *parity, const char *why);
 
 /* Random numbers, a function of --seed, case and round alone: each tier sees the same inputs. */
 uint32_t parity_random(struct parity *parity, uint32_t low, uint32_t high); /* uniform in [low, high] */

@@ -28,7 +28,9 @@ static void check_against_reference(struct parity *parity, const struct scene *s
     double *want = parity_host(count * sizeof *want);
     reference_attend(&scene->pool, scene->items, scene->items_count, scene->views,
         (const float *const *)scene->summaries, scene->heads, scene->qkv, want);
-    parity_check_close(parity, got, want, count, 3e-5, 0, "attend R=%u H=%u K=%u d=%u items=%u", scene->rows,
+    /* On tensor cores probabilities are rounded to f16 before they weigh f16 values (cuda/attend.h). */
+    double tolerance = parity->cuda && scene->pool.layout.format == KV_F16 ? 5e-4 : 3e-5;
+    parity_check_close(parity, got, want, count, tolerance, 0, "attend R=%u H=%u K=%u d=%u items=%u", scene->rows,
         scene->heads, scene->pool.layout.kv_heads, dim, scene->items_count);
     free(want);
 }
@@ -305,7 +307,7 @@ const struct parity_case parity_attend_cases[] = {
     {.name = "attend long", .run = case_attend, .rounds = 6, .index = 1},
     {.name = "attend large groups", .run = case_attend, .rounds = 6, .index = 2},
     {.name = "attend hidden infinity", .run = case_hidden_infinity, .rounds = 9},
-    {.name = "append", .run = case_append, .rounds = 15},
+    {.name = "append", .run = case_append, .rounds = 72},
     {.name = "append rounding", .run = case_append_rounding, .rounds = 3},
     {.name = NULL},
 };

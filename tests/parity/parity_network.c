@@ -511,6 +511,35 @@ static void case_frozen(struct parity *parity) {
     scene_free(parity, &scene);
 }
 
+/* What slots weigh, for the host. */
+static void case_norms(struct parity *parity) {
+    struct scene scene;
+    struct error error = {0};
+    scene_create(parity, &scene, false);
+    uint32_t kv_heads = scene.pool.layout.kv_heads;
+    for (uint32_t i = 0; i < scene.heads_count; i++) {
+        struct scene_head *head = &scene.head[i];
+        float values[SLOTS_MAX + 1], outputs[SLOTS_MAX + 1];
+        bool all = parity_random(parity, 0, 2) > 0;
+        int code = parity->operations->slot_norms(parity->backend, &scene.device, &scene.score_heads[i].view,
+            &scene.output[i / kv_heads], i / kv_heads, i % kv_heads, scene.heads, values, all ? outputs : NULL, &error);
+        parity_check_true(parity, code == 0, "slot_norms: %s", error.message);
+        for (uint32_t slot = 0; code == 0 && slot < head->slots; slot++) {
+            bool there = head->positions[slot] != KV_NO_POSITION;
+            double key[DIM_MAX], square = 0, want[2] = {0, 0};
+            float value[DIM_MAX], got[2] = {values[slot], all ? outputs[slot] : 0};
+            if (there)
+                read_slot(&scene, head, slot, key, value);
+            for (uint32_t c = 0; there && c < scene.pool.layout.head_dim; c++)
+                square += (double)value[c] * (double)value[c];
+            want[0] = there ? log(1e-6 + sqrt(square)) : 0;
+            want[1] = there && all ? log(1e-6 + output_length(&scene, i, value)) : 0;
+            parity_check_close(parity, got, want, 2, 2e-3, 1e-5, "norms of slot %u of head %u", slot, i);
+        }
+    }
+    scene_free(parity, &scene);
+}
+
 /* A network of another model, and statistics that are not there. */
 static void case_refused(struct parity *parity) {
     struct scene scene;
@@ -547,6 +576,7 @@ const struct parity_case parity_network_cases[] = {
     {"network paper", case_paper, 20, 0, NULL},
     {"network shares", case_shares, 20, 0, NULL},
     {"network frozen", case_frozen, 5, 0, NULL},
+    {"network norms", case_norms, 5, 0, NULL},
     {"network refused", case_refused, 2, 0, NULL},
     {0},
 };

@@ -68,17 +68,21 @@ static void slot_copy(const struct pool_pair *pair, uint32_t from, uint32_t to) 
     *reference_position(&pair->host, to_page, to) = *reference_position(&pair->host, from_page, from);
 }
 
-/* A compaction (ascending, to <= from) in even rounds, any moves in odd ones: the order counts. */
+/* By turns a compaction (ascending, to <= from), any moves, whose order counts, and holes filled from behind. */
 static void case_move_slots(struct parity *parity) {
+    enum { SLOTS = TABLE * KV_PAGE_SLOTS };
     struct pool_pair pair;
     pair_create(parity, &pair);
-    uint32_t from[TABLE * KV_PAGE_SLOTS], to[TABLE * KV_PAGE_SLOTS], count = 0;
-    for (uint32_t slot = 0; slot < TABLE * KV_PAGE_SLOTS; slot++) {
+    uint32_t from[SLOTS], to[SLOTS], count = 0, kind = parity->round / 3 % 3, source = SLOTS / 3;
+    for (uint32_t slot = 0; slot < SLOTS && source < SLOTS; slot++) {
         if (parity_random(parity, 0, 2) == 0)
             continue;
-        from[count] = parity->round % 2 == 0 ? slot : parity_random(parity, 0, TABLE * KV_PAGE_SLOTS - 1);
-        to[count] = parity->round % 2 == 0 ? count : parity_random(parity, 0, TABLE * KV_PAGE_SLOTS - 1);
+        from[count] = kind == 0 ? slot : kind == 1 ? parity_random(parity, 0, SLOTS - 1) : source++;
+        to[count] = kind == 0 ? count : kind == 1 ? parity_random(parity, 0, SLOTS - 1) : slot;
+        source += kind == 2 ? parity_random(parity, 0, 3) : 0;
         count++;
+        if (kind == 2 && slot + 1 >= SLOTS / 3)
+            break;
     }
     parity->operations->move_slots(parity->backend, &pair.device, pair.table, from, to, count);
     for (uint32_t i = 0; i < count; i++)
@@ -94,6 +98,39 @@ static void case_clear_slots(struct parity *parity) {
     parity->operations->clear_slots(parity->backend, &pair.device, pair.table, first, end);
     for (uint32_t slot = first; slot < end; slot++)
         *reference_position(&pair.host, pair.table[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS) = KV_NO_POSITION;
+    pair_check(parity, &pair);
+}
+
+/* Calls on two tables that share pages: each finds what those before it left. */
+static void case_slots_in_turns(struct parity *parity) {
+    enum { CALLS = 12, SLOTS = TABLE * KV_PAGE_SLOTS };
+    struct pool_pair pair;
+    pair_create(parity, &pair);
+    uint32_t tables[2][TABLE];
+    for (uint32_t i = 0; i < TABLE; i++) {
+        tables[0][i] = i;
+        tables[1][i] = TABLE + i < PAGES ? TABLE + i : i; /* the last pages are in both */
+    }
+    for (uint32_t call = 0; call < CALLS; call++) {
+        memcpy(pair.table, tables[parity_random(parity, 0, 1)], sizeof pair.table);
+        uint32_t from[SLOTS], to[SLOTS], count = 0, kept = parity_random(parity, 1, SLOTS - 1);
+        if (parity_random(parity, 0, 1) == 0) {
+            uint32_t first = parity_random(parity, 0, SLOTS), end = parity_random(parity, first, SLOTS);
+            parity->operations->clear_slots(parity->backend, &pair.device, pair.table, first, end);
+            for (uint32_t slot = first; slot < end; slot++)
+                *reference_position(&pair.host, pair.table[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS) =
+                    KV_NO_POSITION;
+            continue;
+        }
+        for (uint32_t source = kept; source < SLOTS && count < kept; source += parity_random(parity, 1, 9)) {
+            from[count] = source;
+            to[count] = count;
+            count++;
+        }
+        parity->operations->move_slots(parity->backend, &pair.device, pair.table, from, to, count);
+        for (uint32_t i = 0; i < count; i++)
+            slot_copy(&pair, from[i], to[i]);
+    }
     pair_check(parity, &pair);
 }
 
@@ -124,8 +161,9 @@ static void case_poison_pages(struct parity *parity) {
 
 const struct parity_case parity_pages_cases[] = {
     {.name = "copy_pages", .run = case_copy_pages, .rounds = 3},
-    {.name = "move_slots", .run = case_move_slots, .rounds = 12},
+    {.name = "move_slots", .run = case_move_slots, .rounds = 36},
     {.name = "clear_slots", .run = case_clear_slots, .rounds = 12},
+    {.name = "slots in turns", .run = case_slots_in_turns, .rounds = 12},
     {.name = "poison_pages", .run = case_poison_pages, .rounds = 3},
     {.name = NULL},
 };

@@ -7,6 +7,7 @@ enum { SEEN_MAX = 4096 };
 struct seen {
     const struct parity_case *entry;
     uint32_t round;
+    bool cuda;
     uint64_t hash;
 };
 
@@ -22,11 +23,11 @@ bool parity_check_same(struct parity *parity, const void *bytes, size_t count) {
     static uint32_t seen_count;
     uint64_t hash = hash_bytes(bytes, count);
     for (uint32_t i = 0; i < seen_count; i++) {
-        if (seen[i].entry == parity->entry && seen[i].round == parity->round)
+        if (seen[i].entry == parity->entry && seen[i].round == parity->round && seen[i].cuda == parity->cuda)
             return parity_check_true(
                 parity, seen[i].hash == hash, "bits differ from those of another tier or number of threads");
     }
     if (seen_count < SEEN_MAX)
-        seen[seen_count++] = (struct seen){parity->entry, parity->round, hash};
+        seen[seen_count++] = (struct seen){parity->entry, parity->round, parity->cuda, hash};
     return true;
 }

@@ -7,7 +7,8 @@
 
 #include "tests/parity/parity.h"
 
-/* Compares bytes with those that the first tier gave in this case and round. One call a round. */
+/* Compares bytes with those that the first tier gave in this case and round; CUDA's with CUDA's own. One call a round.
+ */
 bool parity_check_same(struct parity *parity, const void *bytes, size_t count);
 
 #endif

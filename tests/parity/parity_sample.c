@@ -153,13 +153,34 @@ static void check_counts(struct parity *parity, const uint32_t *counts, const do
         parity, statistic < limit, "%s, V=%u: chi-square %.1f in %u bins", what, vocabulary, statistic, bins);
 }
 
+/* The CPU backend, which the chi-square test holds for, chooses the same tokens of all rows. */
+static void check_choices(struct parity *parity, const float *logits, uint32_t rows, uint32_t vocabulary,
+    const struct sample_params *params, const struct sample_result *results, const char *what) {
+    struct sample_result *wanted = parity_host(rows * sizeof *wanted);
+    struct backend *cpu = backend_cpu_open(&(struct backend_options){.threads = 1}, NULL);
+    if (!parity_check_true(parity, cpu != NULL, "the CPU backend does not open"))
+        return;
+    size_t bytes = (size_t)rows * vocabulary * sizeof *logits;
+    float *device = cpu->operations->allocate(cpu, bytes);
+    cpu->operations->upload(cpu, device, logits, bytes);
+    cpu->operations->sample(cpu, device, rows, vocabulary, params, wanted);
+    for (uint32_t row = 0; row < rows; row++)
+        parity_check_true(parity, results[row].token == wanted[row].token, "%s, step %u: %d, the CPU's choice is %d",
+            what, params[row].step, results[row].token, wanted[row].token);
+    cpu->operations->release(cpu, device);
+    cpu->operations->close(cpu);
+    free(wanted);
+}
+
+/* Of other backends than the CPU fewer draws are looked at, but each is compared. */
 static void case_distribution(struct parity *parity) {
     enum { BATCH = 50 };
     uint32_t vocabulary = parity->round % 4 == 3 ? 4500 : parity_random(parity, 2, 400);
-    uint32_t draws = parity->round % 4 == 3 ? 3000 : 20000;
-    float *logits = parity_host((size_t)BATCH * vocabulary * sizeof *logits);
+    uint32_t batch = parity->cuda ? 12 : BATCH, draws = parity->round % 4 == 3 ? 3000 : 20000;
+    draws = parity->cuda ? 2 * batch : draws;
+    float *logits = parity_host((size_t)batch * vocabulary * sizeof *logits);
     fill_logits(parity, logits, vocabulary);
-    for (uint32_t row = 1; row < BATCH; row++)
+    for (uint32_t row = 1; row < batch; row++)
         memcpy(logits + (size_t)row * vocabulary, logits, vocabulary * sizeof *logits);
     struct sample_params params[BATCH], drawn = draw_params(parity);
     struct sample_result results[BATCH];
@@ -170,23 +191,25 @@ static void case_distribution(struct parity *parity) {
         banned[0] = (int32_t)order[1];
     drawn.banned = banned;
     drawn.banned_count = parity->round % 2 == 0 && vocabulary > 10 ? 2 : 0;
+    char what[128];
+    snprintf(what, sizeof what, "temperature %g, top_k %u, top_p %g, min_p %g, %u bans", (double)drawn.temperature,
+        drawn.top_k, (double)drawn.top_p, (double)drawn.min_p, drawn.banned_count);
     int32_t *tokens = parity_host(draws * sizeof *tokens);
-    float *device = parity_upload(parity, logits, (size_t)BATCH * vocabulary * sizeof *logits);
-    for (uint32_t draw = 0; draw < draws; draw += BATCH) {
-        for (uint32_t row = 0; row < BATCH; row++) {
+    float *device = parity_upload(parity, logits, (size_t)batch * vocabulary * sizeof *logits);
+    for (uint32_t draw = 0; draw < draws; draw += batch) {
+        for (uint32_t row = 0; row < batch; row++) {
             params[row] = drawn;
             params[row].step = draw + row;
         }
-        parity->operations->sample(parity->backend, device, BATCH, vocabulary, params, results);
-        for (uint32_t row = 0; row < BATCH; row++)
+        parity->operations->sample(parity->backend, device, batch, vocabulary, params, results);
+        for (uint32_t row = 0; row < batch; row++)
             counts[tokens[draw + row] = results[row].token]++;
+        if (parity->cuda)
+            check_choices(parity, logits, batch, vocabulary, params, results, what);
     }
     double *narrow = parity_host(vocabulary * sizeof *narrow), *wide = parity_host(vocabulary * sizeof *wide);
     reference_distribution(logits, vocabulary, &drawn, -1e-6, narrow);
     reference_distribution(logits, vocabulary, &drawn, 1e-6, wide);
-    char what[128];
-    snprintf(what, sizeof what, "temperature %g, top_k %u, top_p %g, min_p %g, %u bans", (double)drawn.temperature,
-        drawn.top_k, (double)drawn.top_p, (double)drawn.min_p, drawn.banned_count);
     for (uint32_t id = 0; id < vocabulary; id++)
         parity_check_true(parity, counts[id] == 0 || narrow[id] + wide[id] > 0, "%s: drew %u", what, id);
     check_counts(parity, counts, wide, vocabulary, draws, what);
@@ -200,12 +223,49 @@ static void case_distribution(struct parity *parity) {
     free(wide);
 }
 
+/* Thousands of logits close to each other, some of them equal: the end of a prefix is among many candidates. */
+static void case_close_logits(struct parity *parity) {
+    enum { V = 6000, ROWS = 16 };
+    float *logits = parity_host((size_t)ROWS * V * sizeof *logits);
+    float width = parity->round % 2 == 0 ? 1e-3f : 1e-6f; /* 1e-6: a dozen different numbers */
+    for (uint32_t id = 0; id < V; id++)
+        logits[id] = 1 + width * (float)parity_uniform(parity, 0, 1);
+    for (uint32_t row = 1; row < ROWS; row++)
+        memcpy(logits + (size_t)row * V, logits, V * sizeof *logits);
+    uint32_t *order = parity_host(V * sizeof *order), *rank = parity_host(V * sizeof *rank);
+    reference_rank(logits, V, order);
+    for (uint32_t i = 0; i < V; i++)
+        rank[order[i]] = i;
+    struct sample_params params[ROWS];
+    struct sample_result results[ROWS];
+    for (uint32_t row = 0; row < ROWS; row++) {
+        params[row] = neutral;
+        params[row].seed = parity_random_bits(parity);
+        params[row].step = row;
+        params[row].top_k = row % 3 == 0 ? 0 : parity_random(parity, 1, V - 1);
+        params[row].top_p = row % 3 == 1 ? 1 : (float)parity_uniform(parity, 0.01, 0.99);
+    }
+    sample_host(parity, logits, ROWS, V, params, results);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        double kept = params[row].top_k > 0 ? params[row].top_k : V; /* all have nearly the same probability */
+        kept = params[row].top_p < 1 ? (double)params[row].top_p * kept * 1.001 + 1 : kept;
+        parity_check_true(parity, rank[results[row].token] <= kept, "top_k %u, top_p %g: drew rank %u",
+            params[row].top_k, (double)params[row].top_p, rank[results[row].token]);
+    }
+    if (parity->cuda)
+        check_choices(parity, logits, ROWS, V, params, results, "close logits");
+    free(logits);
+    free(order);
+    free(rank);
+}
+
 /* Draws many times and reports which tokens came: bit id of the result for ids below 64. */
 static uint64_t draw_support(
     struct parity *parity, const float *logits, uint32_t vocabulary, struct sample_params params, uint32_t *largest) {
     uint64_t seen = 0;
     *largest = 0;
-    for (params.step = 0; params.step < 300; params.step++) {
+    uint32_t draws = parity->cuda ? 40 : 300;
+    for (params.step = 0; params.step < draws; params.step++) {
         uint32_t token = (uint32_t)sample_one(parity, logits, vocabulary, &params);
         seen |= token < 64 ? 1ull << token : 0;
         *largest = token > *largest ? token : *largest;
@@ -418,6 +478,7 @@ static void time_sample(struct parity *parity) {
 const struct parity_case parity_sample_cases[] = {
     {.name = "sample greedy", .run = case_greedy, .rounds = 60, .time = time_sample},
     {.name = "sample distribution", .run = case_distribution, .rounds = 12},
+    {.name = "sample close logits", .run = case_close_logits, .rounds = 4},
     {.name = "sample filter limits", .run = case_filter_limits},
     {.name = "sample not finite", .run = case_not_finite},
     {.name = "kl", .run = case_kl, .rounds = 30},

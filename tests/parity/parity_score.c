@@ -301,6 +301,8 @@ static void head_connect(struct parity *parity, struct scene *scene, uint32_t in
 
 static void layer_draw(struct parity *parity, struct scene *scene, uint32_t layer, uint32_t slots_max) {
     uint32_t kv_heads = scene->pool.layout.kv_heads, seen = slots_max + parity_random(parity, 0, slots_max);
+    if (slots_max > 4000 && parity_random(parity, 0, 1) == 0)
+        seen += 131072;
     if (parity_random(parity, 0, 2) == 0) /* few of many tokens are left: what is attended to may move far */
         seen += parity_random(parity, 0, 60000);
     uint32_t rows = seen < scene->window ? seen : scene->window;
@@ -339,9 +341,20 @@ static void draw_rope(struct parity *parity, struct scene *scene) {
     scene->rope = (struct rope_params){turned, scene->inverse_freq};
 }
 
+/* SMALL: few slots, for references that take long. LONG: one head with more slots than a block of a GPU keeps, and now
+ * and then of more tokens than fit in its shared memory as bits. */
+enum scene_size { SCENE_ANY, SCENE_SMALL, SCENE_LONG };
+
+/* Everything but the slots is small then. */
+static void make_long(struct parity *parity, struct scene *scene, struct kv_layout *layout) {
+    scene->layers = layout->layers = layout->kv_heads = scene->group = scene->heads = 1;
+    layout->head_dim = 2;
+    scene->window = parity_random(parity, 2, 5);
+}
+
 /* same_slots: of all heads of a layer. */
-/* small: at most 24 slots, for references that take long. */
-static void scene_create(struct parity *parity, struct scene *scene, bool same_slots, bool small) {
+static void scene_create(struct parity *parity, struct scene *scene, bool same_slots, enum scene_size size) {
+    bool small = size == SCENE_SMALL;
     static const uint32_t dims[] = {64, 32, 128, 40, 66, 2};
     struct kv_layout layout = {1, parity_random(parity, 1, KV_HEADS_MAX), dims[parity_random(parity, 0, 5)],
         (enum kv_format)parity_random(parity, 0, 2)};
@@ -354,11 +367,15 @@ static void scene_create(struct parity *parity, struct scene *scene, bool same_s
     scene->window = parity_random(parity, 1, 40);
     scene->width = parity_random(parity, 1, small ? 90 : 40);
     scene->same_slots = same_slots;
+    if (size == SCENE_LONG)
+        make_long(parity, scene, &layout);
     for (uint32_t i = 0; i < scene->layers * layout.kv_heads; i++) {
         uint32_t layer = i / layout.kv_heads;
         if (i % layout.kv_heads == 0)
             slots_max[layer] = parity_random(parity, 1, parity_random(parity, 0, 5) == 0 ? 3 : small ? 40 : 200);
-        slots[i] = same_slots ? slots_max[layer] : parity_random(parity, 1, slots_max[layer]);
+        if (size == SCENE_LONG)
+            slots_max[layer] = parity_random(parity, 8000, 11000);
+        slots[i] = same_slots || size == SCENE_LONG ? slots_max[layer] : parity_random(parity, 1, slots_max[layer]);
         pages += (slots[i] + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
     }
     scene->pages = pages % 7 == 0 ? pages + 1 : pages; /* steps of 7 reach every page */
@@ -415,36 +432,42 @@ static void scene_free(struct parity *parity, struct scene *scene) {
 struct pipeline {
     struct score_stage stages[SCORE_STAGES_MAX];
     double relative; /* tolerance: of the head's mean absolute score, and of the score */
-    bool same_slots, small;
+    bool same_slots;
+    enum scene_size size;
 };
 
 enum { ANY = 0x7fffffff /* a kernel that is drawn */ };
 
 static const struct pipeline pipelines[] = {
-    {{{STAGE_POSITION, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
-    {{{STAGE_RANDOM, 0, 0}}, 0, false, false},
-    {{{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
-    {{{STAGE_SUM_PER_QUERY, 0, 0}}, 0, false, false},
-    {{{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
-    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}}, 0, false, false},
-    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_POOL_MAX, 0, ANY}}, 0, false, false},
+    {{{STAGE_POSITION, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, SCENE_ANY},
+    {{{STAGE_RANDOM, 0, 0}}, 0, false, SCENE_ANY},
+    {{{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, SCENE_ANY},
+    {{{STAGE_SUM_PER_QUERY, 0, 0}}, 0, false, SCENE_ANY},
+    {{{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, SCENE_ANY},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}}, 0, false, SCENE_ANY},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_POOL_MAX, 0, ANY}}, 0, false, SCENE_ANY},
     {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 5}, {STAGE_PROTECT_BEST, 0, 0}}, 0, false,
-        false},
-    {{{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 0, false, false},
-    {{{STAGE_WINDOW_SPREAD, 200, 0}, {STAGE_PROTECT, 0, 0}}, 1e-6, false, false},
-    {{{STAGE_NOISY, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, false},
-    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_LAYER_MEAN, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, true, false},
-    {{{STAGE_KEY_NORM, 0, 0}}, 3e-7, false, false},
-    {{{STAGE_KEY_DIFFERENCE, 0, 0}}, 1e-6, false, false},
+        SCENE_ANY},
+    {{{STAGE_ABOVE, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 0, false, SCENE_ANY},
+    {{{STAGE_WINDOW_SPREAD, 200, 0}, {STAGE_PROTECT, 0, 0}}, 1e-6, false, SCENE_ANY},
+    {{{STAGE_NOISY, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, false, SCENE_ANY},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_LAYER_MEAN, 0, 0}, {STAGE_PROTECT, 0, 0}}, 0, true, SCENE_ANY},
+    {{{STAGE_KEY_NORM, 0, 0}}, 3e-7, false, SCENE_ANY},
+    {{{STAGE_KEY_DIFFERENCE, 0, 0}}, 1e-6, false, SCENE_ANY},
     {{{STAGE_EXPECTED_ATTENTION, 0.01f, 512}, {STAGE_TIMES_VALUE_NORM, 0, 0}, {STAGE_PROTECT, 0, 0}}, 1e-5, false,
-        true},
-    {{{STAGE_LAPROX, 0, 0}, {STAGE_PROTECT, 0, 0}}, 3e-6, true, true},
-    {{{STAGE_LAPROX_HEAD, 0, 0}, {STAGE_PROTECT, 0, 0}}, 3e-6, false, true},
-    {{{STAGE_DROP_ERROR, 0.3f, 0}, {STAGE_PROTECT, 0, 0}}, 1e-5, false, true},
-    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_ADAPTIVE, 0, 0}}, 1e-6, false, false},
+        SCENE_SMALL},
+    {{{STAGE_LAPROX, 0, 0}, {STAGE_PROTECT, 0, 0}}, 3e-6, true, SCENE_SMALL},
+    {{{STAGE_LAPROX_HEAD, 0, 0}, {STAGE_PROTECT, 0, 0}}, 3e-6, false, SCENE_SMALL},
+    {{{STAGE_DROP_ERROR, 0.3f, 0}, {STAGE_PROTECT, 0, 0}}, 1e-5, false, SCENE_SMALL},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_ADAPTIVE, 0, 0}}, 1e-6, false, SCENE_ANY},
     {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}, {STAGE_PROTECT_BEST, 0, 0},
          {STAGE_TIMES_OUTPUT_NORM, 1e-4f, 0}},
-        1e-6, false, true},
+        1e-6, false, SCENE_SMALL},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_MAX, 0, 7}, {STAGE_PROTECT_BEST, 0, 0}}, 0, false,
+        SCENE_LONG},
+    {{{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_ADAPTIVE, 0, 0}}, 1e-6, false, SCENE_LONG},
+    {{{STAGE_KEY_DIFFERENCE, 0, 0}, {STAGE_TIMES_VALUE_NORM, 0, 0}, {STAGE_PROTECT_BEST, 0, 0}}, 3e-6, false,
+        SCENE_LONG},
 };
 
 /* Stages of a pipeline: those up to the first that is position again (none comes later than first). */
@@ -533,7 +556,7 @@ static void case_pipeline(struct parity *parity) {
     const struct pipeline *pipeline = &pipelines[parity->entry->index];
     struct scene scene;
     struct error error = {0};
-    scene_create(parity, &scene, pipeline->same_slots, pipeline->small);
+    scene_create(parity, &scene, pipeline->same_slots, pipeline->size);
     uint32_t count = pipeline_count(pipeline);
     for (uint32_t i = 0; i < count; i++) {
         scene.stages[i] = pipeline->stages[i];
@@ -565,7 +588,7 @@ static void case_full_window(struct parity *parity) {
     struct error error = {0};
     for (uint32_t row = 0; row < QUERIES; row++)
         rows[row * CAPACITY] = 0x3c00;
-    scene_create(parity, &scene, false, true);
+    scene_create(parity, &scene, false, SCENE_SMALL);
     struct kv_statistics statistics = {.capacity = CAPACITY,
         .window = QUERIES,
         .window_rows = parity_upload(parity, rows, sizeof rows),
@@ -599,7 +622,7 @@ static void case_full_window(struct parity *parity) {
 static void case_preference(struct parity *parity) {
     struct scene scene;
     double entropy[LAYERS_MAX], variance[LAYERS_MAX], want[2];
-    scene_create(parity, &scene, false, false);
+    scene_create(parity, &scene, false, SCENE_ANY);
     parity->operations->window_preference(
         parity->backend, &scene.device, scene.score_layers, scene.layers, scene.heads, entropy, variance);
     for (uint32_t layer = 0; layer < scene.layers; layer++) {
@@ -616,7 +639,7 @@ static void case_refused(struct parity *parity) {
         STAGE_DROP_ERROR, STAGE_TIMES_OUTPUT_NORM, STAGE_KIND_COUNT};
     struct scene scene;
     struct error error = {0};
-    scene_create(parity, &scene, false, false);
+    scene_create(parity, &scene, false, SCENE_ANY);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         scene.stages[0] = (struct score_stage){kinds[i], 0, 0};
         scene.score_layers[0].stages_count = 1;
@@ -634,7 +657,7 @@ static void case_refused(struct parity *parity) {
 
 static void case_rotate(struct parity *parity) {
     struct scene scene;
-    scene_create(parity, &scene, false, false);
+    scene_create(parity, &scene, false, SCENE_ANY);
     const struct kv_layout *layout = &scene.pool.layout;
     uint32_t dim = layout->head_dim, slots = scene.reference_heads[0].slots;
     const struct rope_params *rope = &scene.rope;
@@ -706,5 +729,20 @@ const struct parity_case parity_score_cases[] = {
     {"score preference", case_preference, 10, 0, NULL},
     {"score refused", case_refused, 2, 0, NULL},
     {"score rotate", case_rotate, 10, 0, NULL},
+    {0},
+};
+
+/* Of heads that a block of a GPU does not hold; the CPU backend has no such border. */
+static void case_long(struct parity *parity) {
+    if (parity->cuda)
+        case_pipeline(parity);
+    else
+        parity_skip(parity, "a border of the CUDA backend");
+}
+
+const struct parity_case parity_score_long_cases[] = {
+    {"score long pool", case_long, 2, 20, NULL},
+    {"score long adaptive", case_long, 1, 21, NULL},
+    {"score long keys", case_long, 1, 22, NULL},
     {0},
 };

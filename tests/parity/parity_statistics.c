@@ -430,7 +430,7 @@ static void case_statistics(struct parity *parity) {
         parity, out, plain, (size_t)scene.rows * scene.heads * scene.pool.layout.head_dim, "attention with statistics");
     unsigned char *whole = recorded_bytes(parity, &scene, &recorded, &bytes);
     parity_check_same(parity, whole, bytes);
-    if (parity->threads == 1 && strcmp(parity->tier, "scalar") == 0) { /* the others give the same bits */
+    if (parity->leads) { /* the others give the same bits */
         for (uint32_t head = 0; head < recorded.heads; head++)
             check_head(parity, &scene, &recorded, head, out);
     }
@@ -471,6 +471,12 @@ struct scored {
     uint32_t worst[VIEWS_MAX];
 };
 
+/* A backend need not score in attention, by all stages or by any. */
+static bool attends_scores(const struct parity *parity, uint32_t list) {
+    bool (*takes)(const struct score_stage *, uint32_t) = parity->operations->attend_scores;
+    return takes != NULL && takes(scored_stages[list], scored_counts[list]);
+}
+
 /* Layers of some items, of whose heads some are asked for their worst slot. */
 static void draw_scored(
     struct parity *parity, const struct scene *scene, const struct recorded *recorded, struct scored *scored) {
@@ -489,7 +495,8 @@ static void draw_scored(
                 .worst = parity_random(parity, 0, 4) > 0 ? &scored->worst[head] : NULL};
         }
         list = recorded_all ? list : 0;
-        if (parity_random(parity, 0, 4) > 0)
+        bool asked = parity_random(parity, 0, 4) > 0;
+        if (asked && attends_scores(parity, list))
             scored->layers[item] = (struct score_layer){.heads = scored->heads + item * kv_heads,
                 .layer = scene->layer,
                 .seen = seen,

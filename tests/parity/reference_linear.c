@@ -161,20 +161,34 @@ static double activation_error(const float *block) {
     return 0.5 * step + amax * 0x1p-11 + 127 * 0x1p-25 + amax * 0x1p-20;
 }
 
-void reference_linear_true(
-    const struct tensor *tensor, bool exact, const float *x, uint32_t rows, double *value, double *bound) {
+/* The same for x as f16 or bf16: half a unit in the last place, or of the smallest number. Rows that f16 cannot hold
+ * are divided by a power of two first, which leaves their largest at 2^14 at least. */
+static double half_error(enum tensor_type type, double x, double row_largest) {
+    if (type == TENSOR_BF16)
+        return fabs(x) * 0x1p-8 + 0x1p-134;
+    return fabs(x) * 0x1p-11 + 0x1p-25 * fmax(1, row_largest * 0x1p-14);
+}
+
+void reference_linear_true(const struct tensor *tensor, bool exact, enum tensor_type rounded_to, const float *x,
+    uint32_t rows, double *value, double *bound) {
     double weights[tensor->columns];
-    bool rounded = has_blocks(tensor) && !exact;
+    bool halves = rounded_to != TENSOR_F32;
+    bool blocks = has_blocks(tensor) && !exact;
     for (uint32_t column = 0; column < tensor->rows; column++) {
         reference_weight_row(tensor, column, weights);
         for (size_t row = 0; row < rows; row++) {
             const float *activations = x + row * tensor->columns;
-            double sum = 0, magnitude = 0, error = 0;
+            double sum = 0, magnitude = 0, error = 0, largest_x = 0;
+            for (uint32_t i = 0; i < tensor->columns; i++)
+                largest_x = fmax(largest_x, fabs(activations[i]));
             for (uint32_t i = 0; i < tensor->columns; i++) {
+                double x_error = halves   ? half_error(rounded_to, activations[i], largest_x)
+                                 : blocks ? activation_error(activations + i / 32 * 32)
+                                          : 0;
+                double w_error = halves && blocks ? half_error(rounded_to, weights[i], 0) : 0;
                 sum += weights[i] * activations[i];
                 magnitude += fabs(weights[i] * activations[i]);
-                if (rounded)
-                    error += fabs(weights[i]) * activation_error(activations + i / 32 * 32);
+                error += fabs(weights[i]) * x_error + w_error * (fabs(activations[i]) + x_error);
             }
             value[row * tensor->rows + column] = sum;
             bound[row * tensor->rows + column] = error + (magnitude + error) * (tensor->columns + 4) * 0x1p-23 + 1e-30;

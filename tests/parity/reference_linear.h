@@ -18,8 +18,10 @@ void reference_weight_row(const struct tensor *tensor, uint32_t row, double *val
 void reference_linear_bits(
     const struct tensor *tensor, bool exact, const float *x, uint32_t rows, bool add, float *out, size_t stride);
 
-/* The true product in float64 and how far rounding may move a result from it: value, bound [rows][tensor->rows]. */
-void reference_linear_true(
-    const struct tensor *tensor, bool exact, const float *x, uint32_t rows, double *value, double *bound);
+/* The true product in float64 and how far rounding may move a result from it: value, bound [rows][tensor->rows].
+ * rounded_to: what x and weights of block formats were rounded to before they were multiplied: TENSOR_F16, TENSOR_BF16,
+ * or TENSOR_F32 for neither. */
+void reference_linear_true(const struct tensor *tensor, bool exact, enum tensor_type rounded_to, const float *x,
+    uint32_t rows, double *value, double *bound);
 
 #endif

@@ -66,8 +66,8 @@ static void check_shape(const struct tiny_llama *shape) {
     static const struct {
         struct backend_options backend;
         uint32_t batch_rows, chunk;
-    } ways[] = {{{"scalar", 1}, 0, TOKENS}, {{"auto", 1}, 0, TOKENS}, {{"auto", 3}, 0, 17}, {{"auto", 1}, 1, 1},
-        {{"scalar", 2}, 5, 5}};
+    } ways[] = {{{"scalar", 1, NULL}, 0, TOKENS}, {{"auto", 1, NULL}, 0, TOKENS}, {{"auto", 3, NULL}, 0, 17},
+        {{"auto", 1, NULL}, 1, 1}, {{"scalar", 2, NULL}, 5, 5}};
     struct model *model = tiny_model(shape);
     uint32_t count = shape->context < TOKENS ? shape->context : TOKENS;
     for (enum kv_format format = KV_F32; format <= KV_BF16; format++) {

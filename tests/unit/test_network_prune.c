@@ -203,7 +203,8 @@ static void tiers_keep_the_same(void **state) {
         uint32_t count = 0;
         for (uint32_t tier = 0; tier < 3; tier++) {
             struct error error = {0};
-            struct backend *backend = backend_cpu_open(&(struct backend_options){tiers[tier], 1}, &error);
+            struct backend *backend =
+                backend_cpu_open(&(struct backend_options){.cpu_features = tiers[tier], .threads = 1}, &error);
             if (backend == NULL)
                 break;
             backend->operations->close(backend);

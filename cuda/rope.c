@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/rope.h"
+#include "cuda/cuda_backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TURNS_LEAST = 4096,   /* positions of the table at first */
+    TURNS_MOST = 1 << 17, /* 64 MiB for 64 pairs; positions beyond are computed anew each time */
+};
+
+/* The table of one set of frequencies. */
+struct rope_state {
+    uint32_t pairs;
+    float *inverse_freq; /* [pairs] host: what the table was computed with */
+    struct rope_turns turns;
+};
+
+static void state_clear(struct rope_state *state) {
+    cudaFree((void *)state->turns.table);
+    cudaFree((void *)state->turns.inverse_freq);
+    free(state->inverse_freq);
+    *state = (struct rope_state){0};
+}
+
+void cuda_rope_free(struct cuda_backend *cuda) {
+    if (cuda->rope == NULL)
+        return;
+    state_clear(cuda->rope);
+    free(cuda->rope);
+    cuda->rope = NULL;
+}
+
+static bool same_frequencies(const struct rope_state *state, const struct rope_params *rope) {
+    return state->inverse_freq != NULL && state->pairs == rope->dim / 2 &&
+           memcmp(state->inverse_freq, rope->inverse_freq, state->pairs * sizeof(float)) == 0;
+}
+
+/* Forgets the table and takes other frequencies. */
+static bool state_begin(struct cuda_backend *cuda, struct rope_state *state, const struct rope_params *rope) {
+    if (!cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "rope"))
+        return false;
+    state_clear(state);
+    size_t bytes = rope->dim / 2 * sizeof(float);
+    state->inverse_freq = malloc(bytes + 1);
+    void *device = NULL;
+    if (state->inverse_freq == NULL)
+        return cuda_check(cuda, cudaErrorMemoryAllocation, "rope");
+    if (!cuda_check(cuda, cudaMalloc(&device, bytes + 1), "rope"))
+        return false;
+    memcpy(state->inverse_freq, rope->inverse_freq, bytes);
+    state->pairs = rope->dim / 2;
+    state->turns.pairs = state->pairs;
+    state->turns.inverse_freq = device;
+    cuda_upload_bytes(cuda, device, rope->inverse_freq, bytes);
+    return true;
+}
+
+/* A table of at least `count` positions, up to TURNS_MOST. */
+static bool state_extend(struct cuda_backend *cuda, struct rope_state *state, uint32_t count) {
+    uint32_t room = state->turns.count > 0 ? 2 * state->turns.count : TURNS_LEAST;
+    while (room < count && room < TURNS_MOST)
+        room *= 2;
+    void *table = NULL;
+    if (!cuda_check(cuda, cudaMalloc(&table, (size_t)room * state->pairs * 2 * sizeof(float) + 1), "rope"))
+        return false;
+    cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "rope"); /* kernels may read the old one */
+    cudaFree((void *)state->turns.table);
+    state->turns.table = table;
+    state->turns.count = room;
+    launch_rope_turns(&state->turns, 0, room, cuda->stream);
+    return cuda_check_launch(cuda, "rope");
+}
+
+/* Turns for these frequencies and positions up to position_most. False when there was an error. */
+static bool turns_get(
+    struct cuda_backend *cuda, const struct rope_params *rope, uint32_t position_most, struct rope_turns *turns) {
+    if (cuda->rope == NULL)
+        cuda->rope = calloc(1, sizeof *cuda->rope);
+    struct rope_state *state = cuda->rope;
+    if (state == NULL)
+        return cuda_check(cuda, cudaErrorMemoryAllocation, "rope");
+    if (!same_frequencies(state, rope) && !state_begin(cuda, state, rope))
+        return false;
+    if (position_most >= state->turns.count && state->turns.count < TURNS_MOST &&
+        !state_extend(cuda, state, position_most + 1))
+        return false;
+    *turns = state->turns;
+    return true;
+}
+
+void cuda_rope_and_append(
+    struct backend *backend, const struct kv_batch *batch, const struct rope_params *rope, uint32_t heads, float *qkv) {
+    struct cuda_backend *cuda = cuda_backend(backend);
+    struct cuda_batch staged;
+    struct rope_turns turns;
+    if (!cuda_batch_stage(cuda, batch, &staged) || !turns_get(cuda, rope, staged.position_most, &turns))
+        return;
+    launch_rope_append(&staged, &turns, heads, qkv, cuda->stream);
+    cuda_check_launch(cuda, "rope_and_append");
+}
+
+static const struct slot_address *stage_addresses(
+    struct cuda_stage *stage, const uint32_t *pages, const uint32_t *slots, uint32_t count) {
+    const void *device;
+    struct slot_address *address = cuda_stage_add(stage, count * sizeof *address, &device);
+    for (uint32_t i = 0; i < count; i++)
+        address[i] = (struct slot_address){pages[slots[i] / KV_PAGE_SLOTS], slots[i] % KV_PAGE_SLOTS};
+    return device;
+}
+
+void cuda_rotate_slots(struct backend *backend, const struct kv_pool *pool, const struct rope_params *rope,
+    const uint32_t *pages, const uint32_t *slots, const float *keys, const uint32_t *to, uint32_t count) {
+    struct cuda_backend *cuda = cuda_backend(backend);
+    struct cuda_stage stage;
+    struct rope_turns turns;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < count; i++)
+        most = to[i] > most ? to[i] : most;
+    size_t bytes = cuda_stage_size(count * sizeof(struct slot_address)) + cuda_stage_size(count * sizeof *to);
+    if (count == 0 || !turns_get(cuda, rope, most, &turns) || !cuda_stage_begin(cuda, bytes, &stage))
+        return;
+    const struct slot_address *addresses = stage_addresses(&stage, pages, slots, count);
+    const uint32_t *device_to = cuda_stage_copy(&stage, to, count * sizeof *to);
+    if (!cuda_stage_send(cuda, &stage))
+        return;
+    launch_rotate_slots(pool, &turns, addresses, device_to, keys, count, cuda->stream);
+    cuda_check_launch(cuda, "rotate_slots");
+}
+
+void cuda_unrotate_slots(struct backend *backend, const struct kv_pool *pool, const struct rope_params *rope,
+    const uint32_t *pages, const uint32_t *slots, uint32_t count, float *keys) {
+    struct cuda_backend *cuda = cuda_backend(backend);
+    struct cuda_stage stage;
+    struct rope_turns turns;
+    size_t bytes = cuda_stage_size(count * sizeof(struct slot_address));
+    if (count == 0 || !turns_get(cuda, rope, 0, &turns) || !cuda_stage_begin(cuda, bytes, &stage))
+        return;
+    const struct slot_address *addresses = stage_addresses(&stage, pages, slots, count);
+    if (!cuda_stage_send(cuda, &stage))
+        return;
+    launch_unrotate_slots(pool, &turns, addresses, count, keys, cuda->stream);
+    cuda_check_launch(cuda, "unrotate_slots");
+}

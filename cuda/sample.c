@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/sample.h"
+#include "cuda/cuda_backend.h"
+#include "engine/random.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t bans_words(uint32_t vocabulary) {
+    return ((size_t)vocabulary + 31) / 32;
+}
+
+/* The bans of one row as bits, on the device; NULL when there are none. *allowed: the lowest id that is not banned, 0
+ * when all are. The host side of a stage is not read: the bits are made in words [bans_words]. */
+static const uint32_t *stage_bans(struct cuda_stage *stage, const struct sample_params *params, uint32_t vocabulary,
+    uint32_t *words, uint32_t *allowed) {
+    *allowed = 0;
+    if (params->banned_count == 0)
+        return NULL;
+    size_t count = bans_words(vocabulary);
+    memset(words, 0, count * sizeof *words);
+    for (uint32_t i = 0; i < params->banned_count; i++) {
+        uint32_t id = (uint32_t)params->banned[i];
+        if (params->banned[i] >= 0 && id < vocabulary)
+            words[id / 32] |= 1u << id % 32;
+    }
+    while (*allowed < vocabulary && (words[*allowed / 32] >> *allowed % 32 & 1) != 0)
+        ++*allowed;
+    *allowed = *allowed == vocabulary ? 0 : *allowed;
+    return cuda_stage_copy(stage, words, count * sizeof *words);
+}
+
+static struct sample_row row_of(const struct sample_params *params, uint32_t vocabulary) {
+    float scale = 1 / params->temperature;
+    return (struct sample_row){
+        .log_min_p = params->min_p > 0 ? log((double)params->min_p) : -INFINITY,
+        .scale = scale < FLT_MAX ? scale : FLT_MAX,
+        .top_p = params->top_p,
+        .uniform = random_uniform(params->seed, params->stream, params->step, 0),
+        .top_k = params->top_k,
+        .forced = params->forced >= 0 && (uint32_t)params->forced < vocabulary ? params->forced : -1,
+        .top_count = params->top_count < SAMPLE_TOP_MAX ? params->top_count : SAMPLE_TOP_MAX,
+        .greedy = !(params->temperature > 0),
+        .want_logprob = params->want_logprob,
+    };
+}
+
+/* Rows and their bans. words: room for bits. NULL when there was an error. */
+static const struct sample_row *stage_rows(struct cuda_backend *cuda, const struct sample_params *params, uint32_t rows,
+    uint32_t vocabulary, uint32_t *words) {
+    size_t bytes = cuda_stage_size(rows * sizeof(struct sample_row));
+    for (uint32_t i = 0; i < rows; i++)
+        bytes += params[i].banned_count > 0 ? cuda_stage_size(bans_words(vocabulary) * sizeof(uint32_t)) : 0;
+    struct cuda_stage stage;
+    const void *device;
+    if (!cuda_stage_begin(cuda, bytes, &stage))
+        return NULL;
+    struct sample_row *row = cuda_stage_add(&stage, rows * sizeof *row, &device);
+    for (uint32_t i = 0; i < rows; i++) {
+        uint32_t allowed;
+        const uint32_t *bans = stage_bans(&stage, &params[i], vocabulary, words, &allowed);
+        row[i] = row_of(&params[i], vocabulary);
+        row[i].bans = bans;
+        row[i].first_allowed = allowed;
+    }
+    return cuda_stage_send(cuda, &stage) ? device : NULL;
+}
+
+void cuda_sample(struct backend *backend, const float *logits, uint32_t rows, uint32_t vocabulary,
+    const struct sample_params *params, struct sample_result *results) {
+    struct cuda_backend *cuda = cuda_backend(backend);
+    size_t bytes = rows * sizeof *results;
+    if (rows == 0)
+        return;
+    struct sample_result *device = cuda_scratch_reserve(cuda, &cuda->results, bytes);
+    uint32_t *words = malloc(bans_words(vocabulary) * sizeof *words);
+    const struct sample_row *staged = NULL;
+    if (words == NULL)
+        cuda_check(cuda, cudaErrorMemoryAllocation, "sample");
+    else if (device != NULL)
+        staged = stage_rows(cuda, params, rows, vocabulary, words);
+    free(words);
+    if (staged != NULL && cuda_check(cuda, cudaMemsetAsync(device, 0, bytes, cuda->stream), "sample")) {
+        launch_sample(logits, rows, vocabulary, staged, device, cuda->stream);
+        cuda_check_launch(cuda, "sample");
+    }
+    cuda_download(backend, results, device, bytes); /* waits, and ends the program after an error */
+}
+
+void cuda_kl(struct backend *backend, const float *p, const uint32_t *p_rows, const float *q, uint32_t rows,
+    uint32_t vocabulary, float *out) {
+    struct cuda_backend *cuda = cuda_backend(backend);
+    struct cuda_stage stage;
+    if (rows == 0)
+        return;
+    float *device = cuda_scratch_reserve(cuda, &cuda->results, rows * sizeof *out);
+    if (device != NULL && cuda_stage_begin(cuda, rows * sizeof *p_rows, &stage)) {
+        const uint32_t *device_rows = cuda_stage_copy(&stage, p_rows, rows * sizeof *p_rows);
+        if (cuda_stage_send(cuda, &stage)) {
+            launch_kl(p, device_rows, q, rows, vocabulary, device, cuda->stream);
+            cuda_check_launch(cuda, "kl");
+        }
+    }
+    cuda_download(backend, out, device, rows * sizeof *out);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/views.h"
+
+#include <string.h>
+
+static uint32_t pages_of(const struct kv_head_view *view) {
+    return (view->slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
+}
+
+size_t cuda_view_bytes(const struct kv_head_view *view) {
+    return cuda_stage_size(pages_of(view) * sizeof *view->pages);
+}
+
+struct cuda_head_view cuda_view_stage(struct cuda_stage *stage, const struct kv_head_view *view) {
+    return (struct cuda_head_view){
+        .pages = cuda_stage_copy(stage, view->pages, pages_of(view) * sizeof *view->pages),
+        .summary = view->summary,
+        .slots = view->slots,
+        .first_slot = view->first_slot,
+    };
+}
+
+static void bound_batch(const struct kv_batch *batch, struct cuda_batch *out) {
+    uint32_t views = batch->items_count * batch->pool->layout.kv_heads;
+    for (uint32_t i = 0; i < batch->items_count; i++) {
+        const struct kv_item *item = &batch->items[i];
+        out->rows_count += item->rows;
+        out->rows_most = item->rows > out->rows_most ? item->rows : out->rows_most;
+        uint32_t position = item->position + item->rows - (item->rows > 0);
+        out->position_most = position > out->position_most ? position : out->position_most;
+    }
+    for (uint32_t i = 0; i < views; i++) {
+        out->slots_most = batch->views[i].slots > out->slots_most ? batch->views[i].slots : out->slots_most;
+        out->needs |= batch->statistics != NULL ? batch->statistics[i].needs : 0;
+    }
+}
+
+static size_t batch_bytes(const struct kv_batch *batch, const struct cuda_batch *out) {
+    uint32_t views = batch->items_count * batch->pool->layout.kv_heads;
+    size_t bytes = cuda_stage_size(batch->items_count * sizeof *batch->items) +
+                   cuda_stage_size(out->rows_count * sizeof *out->rows) + cuda_stage_size(views * sizeof *out->views);
+    if (out->needs != 0)
+        bytes += cuda_stage_size(views * sizeof *batch->statistics);
+    for (uint32_t i = 0; i < views; i++)
+        bytes += cuda_view_bytes(&batch->views[i]);
+    return bytes;
+}
+
+static void stage_rows(struct cuda_stage *stage, const struct kv_batch *batch, struct cuda_batch *out) {
+    const void *device;
+    struct cuda_row *row = cuda_stage_add(stage, out->rows_count * sizeof *row, &device);
+    out->rows = device;
+    for (uint32_t item = 0; item < batch->items_count; item++)
+        for (uint32_t token = 0; token < batch->items[item].rows; token++)
+            *row++ = (struct cuda_row){item, token};
+}
+
+static void stage_views(struct cuda_stage *stage, const struct kv_batch *batch, struct cuda_batch *out) {
+    uint32_t views = batch->items_count * batch->pool->layout.kv_heads;
+    const void *device;
+    struct cuda_head_view *view = cuda_stage_add(stage, views * sizeof *view, &device);
+    out->views = device;
+    for (uint32_t i = 0; i < views; i++)
+        view[i] = cuda_view_stage(stage, &batch->views[i]);
+}
+
+bool cuda_batch_stage(struct cuda_backend *cuda, const struct kv_batch *batch, struct cuda_batch *out) {
+    *out = (struct cuda_batch){.pool = *batch->pool, .items_count = batch->items_count, .layer = batch->layer};
+    bound_batch(batch, out);
+    struct cuda_stage stage;
+    if (out->rows_count == 0 || !cuda_stage_begin(cuda, batch_bytes(batch, out), &stage))
+        return false;
+    out->items = cuda_stage_copy(&stage, batch->items, batch->items_count * sizeof *batch->items);
+    stage_rows(&stage, batch, out);
+    stage_views(&stage, batch, out);
+    if (out->needs != 0) {
+        size_t heads = (size_t)batch->items_count * batch->pool->layout.kv_heads;
+        out->statistics = cuda_stage_copy(&stage, batch->statistics, heads * sizeof *batch->statistics);
+    }
+    return cuda_stage_send(cuda, &stage);
+}

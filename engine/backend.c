@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/backend.h"
+
+#include "cuda/cuda.h"
+#include "engine/log.h"
+
+#include <string.h>
+
+/* The best backend there is. */
+static struct backend *open_best(const struct backend_options *options, struct error *error) {
+    struct error why;
+    if (backend_cuda_offered(&why))
+        return backend_cuda_open(options, error);
+    if (backend_cuda_built())
+        log_event(LOG_INFO, NULL, "the CPU computes", "reason", LOG_STRING(why.message), NULL);
+    return backend_cpu_open(options, error);
+}
+
+struct backend *backend_open(const struct backend_options *options, struct error *error) {
+    const char *name = options->name;
+    if (name == NULL || strcmp(name, "cpu") == 0)
+        return backend_cpu_open(options, error);
+    if (strcmp(name, "cuda") == 0)
+        return backend_cuda_open(options, error);
+    if (strcmp(name, "auto") == 0)
+        return open_best(options, error);
+    error_set(error, ERROR_INVALID, "backend '%s' is unknown, it must be auto, cpu or cuda", name);
+    return NULL;
+}

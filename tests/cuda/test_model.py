@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole model on the emulated CUDA backend, beside the CPU backend of the same program.
+
+int8 activations make the two differ where two tokens are nearly equally likely: greedy tokens have to be the same up to
+the first one whose margin over the second best, in log-probability, is below 0.6 (engine/cpu's own margin to the float
+reference). An emulated step takes seconds, so that prompts are few and go in one batch.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+MARGIN = 0.6
+PROMPTS = [
+    "The capital of France is",
+    "One, two, three, four,",
+    "Water boils at a temperature of",
+    "def add(a, b):\n    return",
+]
+TOKENS = 6
+CACHES = {
+    "full": None,
+    "h2o": {"policy": "h2o", "tokens": 8, "minimum": 4},
+    "snapkv": {"policy": "snapkv", "tokens": 8, "minimum": 4, "window": 4},
+    "distillcache": {"policy": "distillcache", "tokens": 8, "minimum": 4, "interval": 2},
+}
+
+
+def program():
+    return str(pathlib.Path(os.environ["DISTILLCACHE_TEST_BUILD"]) / "distillcache")
+
+
+class Server:
+    """distillcache serve with one backend, on a free port."""
+
+    def __init__(self, backend, log):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        environment = {**os.environ, "DISTILLCACHE_EMULATOR": "fast"}
+        command = [program(), "serve", "--model", os.environ["DISTILLCACHE_TEST_MODEL"], "--backend", backend]
+        command += ["--kv-memory", "64M", "--port", str(self.port)]
+        self.log = open(log, "w+")
+        self.process = subprocess.Popen(command, stderr=self.log, env=environment)
+        end = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5).read()
+                return
+            except OSError:
+                assert self.process.poll() is None and time.monotonic() < end, self.said()
+                time.sleep(0.2)
+
+    def said(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def complete(self, cache):
+        body = {"prompt": PROMPTS, "max_tokens": TOKENS, "temperature": 0, "logprobs": 2}
+        if cache is not None:
+            body["kv_cache"] = cache
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            choices = json.load(answer)["choices"]
+        return [choice["logprobs"] for choice in sorted(choices, key=lambda choice: choice["index"])]
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(60)
+        self.log.close()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cuda")
+    pair = [Server(backend, folder / f"{backend}.log") for backend in ("cpu", "cuda")]
+    yield pair
+    for server in pair:
+        server.stop()
+
+
+def certain_tokens(logprobs):
+    """Tokens before the first whose choice hangs by a small margin."""
+    count = 0
+    for top in logprobs["top_logprobs"]:
+        best, second = sorted(top.values(), reverse=True)[:2]
+        if best - second < MARGIN:
+            break
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+def test_greedy_tokens_are_those_of_the_cpu(servers, cache):
+    cpu, cuda = (server.complete(CACHES[cache]) for server in servers)
+    compared = 0
+    for want, got in zip(cpu, cuda, strict=True):
+        count = certain_tokens(want)
+        assert got["tokens"][:count] == want["tokens"][:count]
+        compared += count
+    assert compared >= 4, "the prompts leave too little to compare"
+
+
+def test_the_device_says_what_it_is(servers):
+    assert "emulator" in servers[1].said() and "emulator" not in servers[0].said()
