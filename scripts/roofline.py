@@ -10,6 +10,7 @@ The expected time is a model, to be replaced by measurements (scripts/gpu_check.
     GAP + chain * LATENCY + max(bytes / rate, executed FLOPs / peak)
 with chain the memory accesses that wait for one another before the block streams, and
     rate = min(MEMORY_SHARE * bandwidth, blocks on the device * bytes that a block has under way / LATENCY)
+LATENCY is that of memory, or of the second-level cache for kernels that read what the kernel before them wrote.
 Blocks on the device are those of the grid, as many as registers, shared memory and threads of a multiprocessor allow.
 """
 import argparse
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 
 MEMORY_SHARE = 0.92  # of the bandwidth that long reads reach
 LATENCY = 0.6e-6  # seconds from a load to its value, memory busy
+CACHE_LATENCY = 0.25e-6  # the same from the second-level cache
 GAP = 1.0e-6  # seconds between two kernels of a stream
 COPY = 2.5e-6  # seconds of a stream for a small copy from pinned memory
 LINK_SHARE = 0.8  # of the link that such copies reach
@@ -82,7 +84,7 @@ WEIGHT_BITS = {"F16": 16.0, "Q4_K": 4.5}
 @dataclass(frozen=True)
 class Kernel:
     """under_way: bytes that a block has asked for and not yet got, on average. registers: of a thread (ptxas, sm_89);
-    None: not noted. symbol: of its mangled name."""
+    None: not noted. symbol: of its mangled name. cached: reads the second-level cache."""
 
     threads: int
     shared: int
@@ -91,6 +93,7 @@ class Kernel:
     symbol: str
     registers: int | None = None
     why: str = ""
+    cached: bool = False
 
 
 def blocks_kernel(tokens, upper, tiles, blocks, stages, registers):
@@ -116,26 +119,26 @@ def halves_kernel(tiles, stages, registers):
 
 KERNELS = {
     "embed": Kernel(128, 0, 2048, 2, r"linear_embed_values"),
-    "rms_norm": Kernel(256, 32, 16384, 3, r"norm_rowsILi4ELi1E", 36, "a row is one block: a batch fills few of them"),
-    "rms_norm, 4 rows": Kernel(256, 128, 65536, 3, r"norm_rowsILi4ELi4E", 88, "four rows a block"),
-    "round to int8": Kernel(128, 0, 2048, 1, r"linear_round_blocks", None, "a launch of its own"),
-    "round to f16": Kernel(128, 16, 2048, 2, r"linear_halve_rows", None, "a launch of its own"),
+    "rms_norm": Kernel(256, 32, 16384, 3, r"norm_rowsILi4ELi1E", 36, "one block a row: most of the device idles", True),
+    "rms_norm, 4 rows": Kernel(256, 128, 65536, 3, r"norm_rowsILi4ELi4E", 88, "one block for four rows", True),
+    "round to int8": Kernel(128, 0, 2048, 1, r"linear_round_blocks", None, "a launch of its own for little work", True),
+    "round to f16": Kernel(128, 16, 1024, 2, r"linear_halve_rows", None, "one block a row, 8 bytes a thread at a time", True),
     "Q4 product, 8 rows": blocks_kernel(8, 0, 1, 8, 6, None),
     "Q4 product, 32 rows": blocks_kernel(32, 1, 2, 4, 4, None),
     "F16 product, 1 row": stream_kernel(1, None),
     "F16 product, 8 rows": stream_kernel(8, None),
     "F16 product, 32 rows": halves_kernel(2, 5, None),
-    "rope, append": Kernel(128, 96 + 16 * 138 * 4, 2048, 4, r"rope_append", 52, "8 blocks a row, 2 bytes of each sector of a key"),
+    "rope, append": Kernel(128, 96 + 16 * 138 * 4, 2048, 4, r"rope_append", 52, "2 bytes of each sector of a key", True),
     "attend, splits": Kernel(128, 8192 + 4 * 2 * 4352 + 1024, 24576, 5, r"attend_split_kernelIL9kv_format1ELj16E", None,
-                             "4 warps, two pages of 4 KiB each under way"),
-    "attend, merge": Kernel(32, 0, 8192, 5, r"attend_merge_kernelILj2ELj16E", None, "16 splits of 512 bytes under way a row"),
+                             "4 warps a block, each up to two pages of 4 KiB; few splits leave multiprocessors idle"),
+    "attend, merge": Kernel(32, 0, 8192, 5, r"attend_merge_kernelILj2ELj16E", None, "16 splits of 512 bytes a row", True),
     "statistics": Kernel(128, 960, 1536, 6, r"statistics_sweep_kernelIL12sweep_source0ELb0E", None,
-                         "4 bytes a thread, the heads of a group one after the other"),
-    "silu_mul": Kernel(256, 0, 8192, 1, r"silu_vectors", 26),
-    "gather rows": Kernel(256, 0, 4096, 2, r"gather_vectors", 18),
-    "sample": Kernel(1024, 33 << 10, 16384, 3, r"6samplePKf", 63, "one block a row"),
-    "score, stages": Kernel(128, 600, 4096, 4, r"score_chain"),
-    "score, worst": Kernel(256, 700, 8192, 4, r"score_worst", None, "one block a head"),
+                         "4 bytes a thread at a time, the heads of a group one after the other", True),
+    "silu_mul": Kernel(256, 0, 8192, 1, r"silu_vectors", 26, "32 bytes a thread", True),
+    "gather rows": Kernel(256, 0, 4096, 2, r"gather_vectors", 18, "", True),
+    "sample": Kernel(1024, 33 << 10, 16384, 3, r"6samplePKf", 63, "one block a row", True),
+    "score, stages": Kernel(128, 600, 4096, 4, r"score_chain", None, "4 slots a thread, sum and position of each"),
+    "score, worst": Kernel(256, 700, 8192, 4, r"score_worst", None, "one block a head, 4 slots a thread at a time"),
     "clear slots": Kernel(256, 0, 2048, 2, r"clear_places", 12),
     "move statistics": Kernel(256, 0, 2048, 3, r"move_arrays", 36),
 }
@@ -318,8 +321,9 @@ def blocks_resident(device, kernel):
 def launch_time(device, kernels, launch):
     kernel = kernels[launch.kernel]
     blocks = min(launch.blocks, blocks_resident(device, kernel)[0] * device.multiprocessors)
-    rate = min(MEMORY_SHARE * device.bandwidth, blocks * kernel.under_way / LATENCY)
-    return GAP + kernel.chain * LATENCY + max(launch.bytes / rate, launch.executed / peak(device, launch.unit))
+    latency = CACHE_LATENCY if kernel.cached else LATENCY
+    rate = min(MEMORY_SHARE * device.bandwidth, blocks * kernel.under_way / latency)
+    return GAP + kernel.chain * latency + max(launch.bytes / rate, launch.executed / peak(device, launch.unit))
 
 
 def expected(device, kernels, operation):
@@ -388,7 +392,7 @@ def describe(device, kernels, model=MISTRAL_7B):
             "grid": low["grid"], "bytes": low["bytes"], "under_way_bytes": low["under_way_bytes"],
             "expected_fraction": low["limit_s"] / low["expected_s"]}})
     return {"device": device.__dict__, "model": model.__dict__, "weight_bits": WEIGHT_BITS,
-            "assumed": {"memory_share": MEMORY_SHARE, "latency_s": LATENCY, "gap_s": GAP, "copy_s": COPY,
+            "assumed": {"memory_share": MEMORY_SHARE, "latency_s": LATENCY, "cache_latency_s": CACHE_LATENCY, "gap_s": GAP, "copy_s": COPY,
                         "link_share": LINK_SHARE},
             "needed_under_way_bytes": round(device.bandwidth * LATENCY / device.multiprocessors),
             "steps": steps, "kernels": rows}
@@ -471,7 +475,7 @@ def kernel_table(found):
         if k["name"] in SMALL_KERNELS:
             continue
         spans = [f"{a} to {b}" if a != b else a for a, b in (
-            (f"{100 * low['expected_fraction']:.0f}", f"{100 * k['expected_fraction']:.0f} %"),
+            (f"{100 * low['expected_fraction']:.0f} %", f"{100 * k['expected_fraction']:.0f} %"),
             (size(low["bytes"]) + "B", size(k["bytes"]) + "B"), (low["grid"], k["grid"]),
             (f"{low['under_way_bytes'] / 1024:.1f}", f"{k['under_way_bytes'] / 1024:.1f}"))]
         registers = "" if k["registers"] is None else k["registers"]
@@ -483,13 +487,14 @@ def kernel_table(found):
 
 def markdown(found):
     d, a = found["device"], found["assumed"]
-    return f"""Mistral-7B on one {d['title']}: {d['bandwidth'] / 1e9:.0f} GB/s, {d['half'] / 1e12:.0f} TFLOP/s dense f16 with float32 sums, \
-{d['int8'] / 1e12:.0f} Tops int8, {d['fp32'] / 1e12:.1f} TFLOP/s float32, link {d['link'] / 1e9:.1f} GB/s ({d['source']}).
+    return f"""Mistral-7B on one {d['title']}: {d['bandwidth'] / 1e9:.0f} GB/s, {d['half'] / 1e12:.0f} TFLOP/s dense f16 with float32 sums,
+{d['int8'] / 1e12:.0f} Tops int8, {d['fp32'] / 1e12:.1f} TFLOP/s float32, {d['link'] / 1e9:.1f} GB/s from the host ({d['source']}).
 f16 cache; 25 %: h2o with its statistics, pruned at each step. All matrices of a model in one format. Q4_K: its 4.5 bits a
 weight, computed as Q4_0, which has as many; the engine loads Q4_0 and Q4_1 today, not Q4_K.
-Expected: {100 * a['memory_share']:.0f} % of the bandwidth for long reads, {1e6 * a['latency_s']:.1f} us a memory access, {1e6 * a['gap_s']:.1f} us \
-between kernels, {1e6 * a['copy_s']:.1f} us a copy from the host; so {found['needed_under_way_bytes'] / 1024:.1f} KiB must be under way a \
-multiprocessor. No graphs: a step's launches and copies go out one by one.
+Expected: {100 * a['memory_share']:.0f} % of the bandwidth for long reads, {1e6 * a['latency_s']:.1f} us a memory access (so that \
+{found['needed_under_way_bytes'] / 1024:.1f} KiB must be under way a
+multiprocessor), {1e6 * a['cache_latency_s']:.2f} us one of the second-level cache, {1e6 * a['gap_s']:.1f} us between kernels, {1e6 * a['copy_s']:.1f} us a copy from the host:
+assumptions, nothing was measured.
 
 Steps:
 

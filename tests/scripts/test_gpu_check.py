@@ -107,7 +107,7 @@ def test_document(work):
     assert document["sanitizers"]["memcheck"] == {"cases": ["any shape", "append"], "complete": True, "errors": [0]}
     product, sample = document["kernels"]
     assert product["of_bandwidth"] == pytest.approx(0.5) and product["of_half_flops"] == pytest.approx(0.2)
-    assert sample == {"what": "sample 1 rows, greedy", "seconds": 7.5e-6}
+    assert sample == {"what": "sample 1 rows, greedy", "seconds": pytest.approx(7.5e-6)}
     assert document["registers_most"] == {"x.cu": 90} and document["bench"]["runs"][0]["depth"] == 8
     assert "Card 5: 640 GB/s, 102 TFLOP/s" in done.stdout
 
@@ -156,3 +156,104 @@ def test_published_limits_come_first(work):
     done, document = report(work)  # neither is known
     assert document["limits"]["bytes_per_second"] is None and document["limits"]["half_flops_per_second"] is None
     assert "limits not known" in done.stdout and "of_bandwidth" not in document["achieved"][0]
+
+
+# The whole script, with a driver, programs and a sanitizer that only play their parts.
+
+DRIVER = """
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return (int)flags; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetName(char *name, int room, int device) { (void)room, (void)device; strcpy(name, "Card 5"); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)1 << 34; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    (void)device;
+    *value = attribute == 75 ? MAJOR : attribute == 76 ? 9 : attribute == 36 ? 10000000 : attribute == 37 ? 256 : 2;
+    return 0;
+}
+"""
+PARITY = """#!/bin/sh
+[ "$1 $2" = "--tier cuda" ] || exit 2
+case "$*" in
+*--time*) echo "cuda     1 threads  $7  2.0 us  320.0 GB/s" ;;
+*"linear f16"*) sleep 30 ;;
+*) echo "cuda: 0 failures, 0 cases skipped, 0.1 s (cuda, Card 5, sm_89)" ;;
+esac
+"""
+PROGRAM = """#!/bin/sh
+[ "$1" = inspect ] && cat "$(dirname "$0")/model.json" || cat "$(dirname "$0")/bench.json"
+"""
+SANITIZER = """#!/bin/sh
+[ "$1" = --tool ] && tool=$2
+while [ "${1#--}" != "$1" ]; do shift 2; done
+"$@" || exit
+echo "========= ERROR SUMMARY: 0 errors"
+[ "$tool" != synccheck ] || exit 86
+"""
+
+
+@pytest.fixture
+def played(tmp_path, work):
+    def place(path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    build = tmp_path / "build"
+    place(build / "tests/parity/parity", PARITY)
+    place(build / "distillcache", PROGRAM)
+    place(tmp_path / "bin/compute-sanitizer", SANITIZER)
+    for name in ("model.json", "bench.json"):
+        (build / name).write_text((work / name).read_text())
+
+    def driver(major):
+        (tmp_path / "driver.c").write_text(DRIVER)
+        subprocess.run(["cc", "-shared", "-fPIC", f"-DMAJOR={major}", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"],
+                       check=True)
+
+    def start(*arguments):
+        return run("--build", build, "--model", build / "model.json", "--out", tmp_path / "out.json", *arguments,
+                   LD_LIBRARY_PATH=str(tmp_path), PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return driver, start
+
+
+def test_whole_script(played, tmp_path):
+    driver, start = played
+    driver(8)
+    done = start("--seconds", "8", "--parts", "parity memcheck kernels bench")
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert done.returncode == 0 and document["passed"], done.stderr
+    assert {name: s["status"] for name, s in document["stages"].items()} == {
+        "build": "skipped", "parity": "passed", "golden": "skipped", "memcheck": "passed", "racecheck": "skipped",
+        "synccheck": "skipped", "kernels": "skipped", "bench": "skipped"}
+    # One case hangs: what came before it counts, and what comes after it says why it was left out.
+    assert document["sanitizers"]["memcheck"] == {
+        "cases": ["any shape", "linear q4_1", "append", "linear f16"], "complete": False, "errors": [0, 0, 0]}
+    assert document["stages"]["bench"]["reason"] == "no time left" and document["parity"]["failures"] == 0
+
+
+def test_whole_script_measures(played, tmp_path):
+    driver, start = played
+    driver(8)
+    done = start("--parts", "kernels bench")
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert done.returncode == 0 and document["stages"]["bench"]["status"] == "passed", done.stderr
+    assert document["achieved"][1]["of_bandwidth"] == pytest.approx(0.25)
+    assert [k["what"] for k in document["kernels"]][:2] == ["time linear q4_0", "time linear q4_1"]
+    assert "decode   h2o" in done.stdout
+
+
+def test_a_sanitizer_that_finds_something_fails(played, tmp_path):
+    driver, start = played
+    driver(8)
+    done = start("--parts", "synccheck")
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "out.json").read_text())["stages"]["synccheck"]["exit_status"] == 86
+
+
+def test_an_old_card_is_refused(played):
+    driver, start = played
+    driver(7)
+    done = start()
+    assert done.returncode == 3 and "compute capability 7.9" in done.stderr
