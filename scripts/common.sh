@@ -93,6 +93,23 @@ need_python_module() {
   python3 -c "import $module" 2>/dev/null || die "python3 has no module $module (Debian: $package)"
 }
 
+# The Python environment, made anew when its list of packages changed.
+need_environment() {
+  cmp -s "$root/tests/requirements.txt" "$root/.venv/requirements.txt" && return 0
+  need_python_module ensurepip python3-venv
+  with_lock make_environment
+}
+
+make_environment() {
+  cmp -s "$root/tests/requirements.txt" "$root/.venv/requirements.txt" && return 0
+  say "making the Python environment"
+  rm -rf "$root/.venv"
+  python3 -m venv "$root/.venv" 9>&- || die "cannot make a Python environment"
+  "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --only-binary=:all: \
+    -r "$root/tests/requirements.txt" </dev/null 9>&- || die "cannot install the tests' Python packages"
+  cp "$root/tests/requirements.txt" "$root/.venv/requirements.txt"
+}
+
 # Whether the model file is the one that was checked: its size and time of change are those noted then.
 model_is_checked() {
   local noted=

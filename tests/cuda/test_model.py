@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole model on the emulated CUDA backend, beside the CPU backend of the same program.
+"""The whole model on the CUDA backend, beside the CPU backend of the same program.
 
 int8 activations make the two differ where two tokens are nearly equally likely: greedy tokens have to be the same up to
 the first one whose margin over the second best, in log-probability, is below 0.6 (engine/cpu's own margin to the float
-reference). An emulated step takes seconds, so that prompts are few and go in one batch.
+reference). An emulated step takes seconds, so that prompts are few and go in one batch. DISTILLCACHE_TEST_DEVICE=real
+(scripts/gpu_check.sh): the build is one of -Dcuda=enabled, and its device is asked for more tokens.
 """
 
 import json
@@ -16,6 +17,7 @@ import urllib.request
 
 import pytest
 
+REAL = os.environ.get("DISTILLCACHE_TEST_DEVICE", "emulated") == "real"
 MARGIN = 0.6
 PROMPTS = [
     "The capital of France is",
@@ -24,6 +26,7 @@ PROMPTS = [
     "def add(a, b):\n    return",
 ]
 TOKENS = 6
+TOKENS_FULL = 64 if REAL else TOKENS  # with nothing evicted, where a set that differs by one slot would tell later
 CACHES = {
     "full": None,
     "h2o": {"policy": "h2o", "tokens": 8, "minimum": 4},
@@ -43,7 +46,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        environment = {**os.environ, "DISTILLCACHE_EMULATOR": "fast"}
+        environment = dict(os.environ) if REAL else {**os.environ, "DISTILLCACHE_EMULATOR": "fast"}
         command = [program(), "serve", "--model", os.environ["DISTILLCACHE_TEST_MODEL"], "--backend", backend]
         command += ["--kv-memory", "64M", "--port", str(self.port)]
         self.log = open(log, "w+")
@@ -62,7 +65,8 @@ class Server:
         return self.log.read()
 
     def complete(self, cache):
-        body = {"prompt": PROMPTS, "max_tokens": TOKENS, "temperature": 0, "logprobs": 2}
+        tokens = TOKENS_FULL if cache is None else TOKENS
+        body = {"prompt": PROMPTS, "max_tokens": tokens, "temperature": 0, "logprobs": 2}
         if cache is not None:
             body["kv_cache"] = cache
         request = urllib.request.Request(
@@ -110,4 +114,6 @@ def test_greedy_tokens_are_those_of_the_cpu(servers, cache):
 
 
 def test_the_device_says_what_it_is(servers):
-    assert "emulator" in servers[1].said() and "emulator" not in servers[0].said()
+    cpu, cuda = (server.said() for server in servers)
+    assert "cuda, " in cuda and "cuda, " not in cpu
+    assert ("cuda, emulator" in cuda) != REAL

@@ -159,6 +159,8 @@ static void work_read(void *context) {
 }
 
 static void time_read(struct parity *parity, size_t bytes) {
+    if (!parity->operations->host_memory)
+        return;
     uint64_t *words = parity_upload(parity, NULL, bytes);
     memset(words, 1, bytes);
     struct read read = {.pool = thread_pool_create(parity->threads, NULL),
