@@ -71,6 +71,18 @@ size_t tensor_row_bytes(enum tensor_type type, uint32_t columns) {
     return (size_t)(columns / format->block_values) * format->block_bytes;
 }
 
+int tensor_check_size(const struct tensor *tensor, struct error *error) {
+    uint32_t block = tensor_format_find(tensor->type)->block_values;
+    if (tensor->rows == 0 || tensor->columns == 0 || tensor->columns % block != 0)
+        return error_set(error, ERROR_FORMAT, "tensor %s is %u x %u, it must have whole blocks of %u columns",
+            tensor->name, tensor->rows, tensor->columns, block);
+    size_t need = tensor->rows * tensor_row_bytes(tensor->type, tensor->columns);
+    if (tensor->bytes < need)
+        return error_set(error, ERROR_FORMAT, "tensor %s has %zu bytes, %u x %u need %zu", tensor->name, tensor->bytes,
+            tensor->rows, tensor->columns, need);
+    return 0;
+}
+
 static float float_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);

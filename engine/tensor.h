@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/error.h"
+
 /* Numbers are GGUF's ggml_type. */
 enum tensor_type {
     TENSOR_F32 = 0,
@@ -51,6 +53,9 @@ const char *tensor_type_name(uint32_t type);
 
 /* Bytes of one row; columns must be a multiple of block_values. */
 size_t tensor_row_bytes(enum tensor_type type, uint32_t columns);
+
+/* Whether a tensor of a known format has rows of whole blocks, and its bytes are there. ERROR_FORMAT. */
+int tensor_check_size(const struct tensor *tensor, struct error *error);
 
 /* Writes row `row` of tensor as float32: out [columns]. The plain reference of every weight format. */
 void tensor_dequantise_row(const struct tensor *tensor, uint32_t row, float *out);

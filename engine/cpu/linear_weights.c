@@ -39,18 +39,6 @@ static int choose_format(const struct tensor *tensor, bool exact, enum linear_fo
         tensor->name, tensor_type_name(tensor->type));
 }
 
-static int check_size(const struct tensor *tensor, struct error *error) {
-    uint32_t block = tensor_format_find(tensor->type)->block_values;
-    if (tensor->rows == 0 || tensor->columns == 0 || tensor->columns % block != 0)
-        return error_set(error, ERROR_FORMAT, "tensor %s is %u x %u, it must have whole blocks of %u columns",
-            tensor->name, tensor->rows, tensor->columns, block);
-    size_t need = tensor->rows * tensor_row_bytes(tensor->type, tensor->columns);
-    if (tensor->bytes < need)
-        return error_set(error, ERROR_FORMAT, "tensor %s has %zu bytes, %u x %u need %zu", tensor->name, tensor->bytes,
-            tensor->rows, tensor->columns, need);
-    return 0;
-}
-
 /* Packing: each strip is one chunk of parallel work. */
 struct packing {
     const struct tensor *tensor;
@@ -124,7 +112,7 @@ struct backend_weight *cpu_weight_create(
     struct backend *backend, const struct tensor *tensor, bool exact, struct error *error) {
     struct cpu_backend *cpu = cpu_backend(backend);
     enum linear_format format = LINEAR_F32;
-    if (choose_format(tensor, exact, &format, error) != 0 || check_size(tensor, error) != 0)
+    if (choose_format(tensor, exact, &format, error) != 0 || tensor_check_size(tensor, error) != 0)
         return NULL;
     struct linear_scratch *scratch = linear_scratch_of(cpu);
     struct backend_weight *weight = calloc(1, sizeof *weight);
