@@ -13,6 +13,8 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+
+#include "tests/emulator/unit/checked.h"
 #include <cublasLt.h>
 
 enum { M = 19, N = 37, K = 23, PAD = 3, BATCH = 2 };
@@ -31,11 +33,6 @@ static uint32_t random_state = 99;
 static int small(void) {
     random_state = random_state * 1664525 + 1013904223;
     return (int)(random_state >> 8) % 9 - 4;
-}
-
-static void check(cudaError_t error) {
-    if (error != cudaSuccess)
-        fail_msg("%s", cudaGetErrorString(error));
 }
 
 static void accept(cublasStatus_t status) {

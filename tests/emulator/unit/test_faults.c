@@ -17,19 +17,9 @@
 
 #include <cmocka.h>
 
+#include "tests/emulator/unit/checked.h"
+
 enum { WORDS = 64, SEEDS = 5 };
-
-static void check(cudaError_t error) {
-    if (error != cudaSuccess)
-        fail_msg("%s", cudaGetErrorString(error));
-}
-
-static void *device(size_t bytes) {
-    void *memory;
-    check(cudaMalloc(&memory, bytes));
-    check(cudaMemset(memory, 0, bytes));
-    return memory;
-}
 
 /* What the report of each fault has to say. */
 static const char *const reports[FAULTS] = {
@@ -64,7 +54,7 @@ static const char *const reports[FAULTS] = {
 };
 
 static void run(enum fault fault, bool right, uint64_t seed) {
-    int *words = device(WORDS * sizeof(int)), *host = calloc(WORDS, sizeof(int));
+    int *words = device_zeros(WORDS * sizeof(int)), *host = calloc(WORDS, sizeof(int));
     emulator_set_seed(seed);
     faults_run(fault, right, words, host, NULL);
     cudaError_t error = cudaDeviceSynchronize();
@@ -91,7 +81,7 @@ static void test_kernels(void **state) {
 
 static void test_report(void **state) {
     (void)state;
-    int *words = device(WORDS * sizeof(int));
+    int *words = device_zeros(WORDS * sizeof(int));
     emulator_set_seed(7);
     faults_run(FAULT_READ_PAST, false, words, NULL, NULL);
     assert_int_equal(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
@@ -108,7 +98,7 @@ static void test_report(void **state) {
 
 static void test_use_after_free(void **state) {
     (void)state;
-    int *words = device(WORDS * sizeof(int));
+    int *words = device_zeros(WORDS * sizeof(int));
     faults_touch(words, NULL);
     check(cudaDeviceSynchronize());
     check(cudaFree(words));
@@ -130,7 +120,7 @@ static void expect_copy_fault(cudaError_t error, const char *text) {
 
 static void test_copies(void **state) {
     (void)state;
-    int host[WORDS + 1] = {0}, *words = device(WORDS * sizeof(int));
+    int host[WORDS + 1] = {0}, *words = device_zeros(WORDS * sizeof(int));
     expect_copy_fault(cudaMemcpy(words, host, sizeof(host), cudaMemcpyHostToDevice), "not in one allocation");
     expect_copy_fault(cudaMemcpy(host, words + 1, WORDS * 4, cudaMemcpyDeviceToHost), "not in one allocation");
     expect_copy_fault(cudaMemcpy(words, host, 4, cudaMemcpyDeviceToHost), "should be host memory");
@@ -143,7 +133,7 @@ static void test_copies(void **state) {
 /* Work is done when it is waited for: whoever changes pinned memory before that changes what is copied. */
 static void test_late_copy(void **state) {
     (void)state;
-    int *staging, *words = device(WORDS * sizeof(int)), late = 0, result;
+    int *staging, *words = device_zeros(WORDS * sizeof(int)), late = 0, result;
     cudaStream_t stream;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     check(cudaHostAlloc((void **)&staging, 64, cudaHostAllocDefault));
@@ -172,7 +162,7 @@ static void test_late_copy(void **state) {
 /* Without an event one stream does not wait for another. */
 static void test_events(void **state) {
     (void)state;
-    int *words = device(WORDS * sizeof(int)), early = 0, result;
+    int *words = device_zeros(WORDS * sizeof(int)), early = 0, result;
     cudaStream_t first, second;
     cudaEvent_t event;
     check(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking));
@@ -205,7 +195,7 @@ static void test_events(void **state) {
 
 static void test_capture(void **state) {
     (void)state;
-    int *words = device(WORDS * sizeof(int));
+    int *words = device_zeros(WORDS * sizeof(int));
     void *more;
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -224,7 +214,7 @@ static void test_capture(void **state) {
 /* The host reading device memory ends the program: in a child, whose last words are read. */
 static void test_host_access(void **state) {
     (void)state;
-    int *words = device(WORDS * sizeof(int)), ends[2], status;
+    int *words = device_zeros(WORDS * sizeof(int)), ends[2], status;
     char text[1024] = "";
     assert_int_equal(pipe(ends), 0);
     pid_t child = fork();
@@ -247,7 +237,7 @@ static void test_host_access(void **state) {
 
 static void test_launches(void **state) {
     (void)state;
-    int *words = device(WORDS * sizeof(int));
+    int *words = device_zeros(WORDS * sizeof(int));
     faults_copy_vectors(words, words, 0, NULL); /* no blocks */
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
     emulator_fault_clear();

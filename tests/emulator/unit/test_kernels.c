@@ -16,16 +16,13 @@
 
 #include <cmocka.h>
 
+#include "tests/emulator/unit/checked.h"
+
 static uint32_t random_state = 12345;
 
 static uint32_t random_next(void) {
     random_state = random_state * 1664525 + 1013904223;
     return random_state >> 8;
-}
-
-static void check(cudaError_t error) {
-    if (error != cudaSuccess)
-        fail_msg("%s", cudaGetErrorString(error));
 }
 
 static void *device(const void *from, size_t bytes) {

@@ -15,17 +15,7 @@
 
 #include <cmocka.h>
 
-static void check(cudaError_t error) {
-    if (error != cudaSuccess)
-        fail_msg("%s", cudaGetErrorString(error));
-}
-
-static void *device(size_t bytes) {
-    void *memory;
-    check(cudaMalloc(&memory, bytes));
-    check(cudaMemset(memory, 0, bytes));
-    return memory;
-}
+#include "tests/emulator/unit/checked.h"
 
 static struct emulator_traffic read_and_reset(const char *kernel) {
     struct emulator_traffic traffic, none;
@@ -38,7 +28,7 @@ static struct emulator_traffic read_and_reset(const char *kernel) {
 static void test_coalesced(void **state) {
     (void)state;
     enum { N = 1000 }; /* 125 sectors */
-    float *x = device(N * 4), *y = device(N * 4), *out = device(N * 4);
+    float *x = device_zeros(N * 4), *y = device_zeros(N * 4), *out = device_zeros(N * 4);
     emulator_traffic_reset();
     kernels_axpy(2.0f, x, y, out, N, NULL);
     kernels_axpy(2.0f, x, y, out, N, NULL);
@@ -63,7 +53,7 @@ static void test_coalesced(void **state) {
 static void test_columns(void **state) {
     (void)state;
     enum { N = 64 };
-    float *from = device(N * N * 4), *to = device(N * N * 4);
+    float *from = device_zeros(N * N * 4), *to = device_zeros(N * N * 4);
     emulator_traffic_reset();
     faults_copy(from, to, N, false, NULL);
     struct emulator_traffic rows = read_and_reset("copy_kernel");
@@ -81,7 +71,7 @@ static void test_columns(void **state) {
 static void test_vectors(void **state) {
     (void)state;
     enum { N = 1000 };
-    void *from = device(N * 16), *to = device(N * 16);
+    void *from = device_zeros(N * 16), *to = device_zeros(N * 16);
     emulator_traffic_reset();
     faults_copy_vectors(from, to, N, NULL);
     struct emulator_traffic t = read_and_reset("copy_vectors_kernel");
@@ -93,7 +83,7 @@ static void test_vectors(void **state) {
 
 static void test_banks(void **state) {
     (void)state;
-    float *from = device(32 * 32 * 4), *to = device(32 * 32 * 4);
+    float *from = device_zeros(32 * 32 * 4), *to = device_zeros(32 * 32 * 4);
     emulator_traffic_reset();
     faults_transpose(from, to, 33, NULL);
     struct emulator_traffic padded = read_and_reset("transpose_stride_kernel");
@@ -115,7 +105,7 @@ static void test_banks(void **state) {
 static void test_matrix(void **state) {
     (void)state;
     enum { STORES = 8 };
-    uint32_t *out = device(4 * 32 * 4);
+    uint32_t *out = device_zeros(4 * 32 * 4);
     emulator_traffic_reset();
     faults_matrix(24, out, NULL); /* 48 bytes: rows start at banks 0, 12, 24, 4, 16, 28, 8, 20 */
     struct emulator_traffic good = read_and_reset("matrix_kernel");
@@ -132,7 +122,7 @@ static void test_matrix(void **state) {
 static void test_ragged(void **state) {
     (void)state;
     enum { ROWS = 10 };
-    int *from = device(ROWS * 32 * 4), *to = device(32 * 4);
+    int *from = device_zeros(ROWS * 32 * 4), *to = device_zeros(32 * 4);
     for (uint64_t seed = 1; seed <= 5; seed++) {
         emulator_set_seed(seed);
         emulator_traffic_reset();
@@ -148,8 +138,8 @@ static void test_ragged(void **state) {
 static void test_atomics(void **state) {
     (void)state;
     enum { N = 3 * 256 };
-    unsigned char *bytes = device(N);
-    unsigned *bins = device(256 * 4);
+    unsigned char *bytes = device_zeros(N);
+    unsigned *bins = device_zeros(256 * 4);
     emulator_traffic_reset();
     kernels_histogram(bytes, N, bins, NULL);
     struct emulator_traffic t = read_and_reset("histogram_kernel");
@@ -163,8 +153,8 @@ static void test_atomics(void **state) {
 static void test_gemm(void **state) {
     (void)state;
     enum { M = 32, N = 48, K = 64 };
-    uint16_t *a = device(M * K * 2), *b = device(N * K * 2);
-    float *out = device(M * N * 4);
+    uint16_t *a = device_zeros(M * K * 2), *b = device_zeros(N * K * 2);
+    float *out = device_zeros(M * N * 4);
     emulator_traffic_reset();
     kernels_gemm_staged(a, b, out, M, N, K, NULL);
     struct emulator_traffic t = read_and_reset("gemm_staged_kernel");
