@@ -295,8 +295,7 @@ static __device__ __forceinline__ void plain_softmax(float *p, struct attend_tot
         s[i] = p[i * 32 + lane];
         most = fmaxf(most, s[i]);
     }
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-        most = fmaxf(most, __shfl_xor_sync(ATTEND_ALL, most, lanes));
+    most = warp_most(most);
     float from = most == -INFINITY ? 0.0f : most;
 #pragma unroll
     for (uint32_t i = 0; i < ATTEND_SPLIT / 32; i++) {
@@ -304,8 +303,7 @@ static __device__ __forceinline__ void plain_softmax(float *p, struct attend_tot
         sum += s[i];
         p[i * 32 + lane] = s[i];
     }
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-        sum += __shfl_xor_sync(ATTEND_ALL, sum, lanes);
+    sum = warp_sum(sum);
     if (lane == 0) {
         total->m = most;
         total->l = sum;
@@ -485,8 +483,7 @@ static __global__ void __launch_bounds__(32)
             }
         }
     }
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-        seen += __shfl_xor_sync(ATTEND_ALL, seen, lanes);
+    seen = warp_sum(seen);
     const float *summary = view->summary;
     if (summary != NULL) {
         float logit = attend_summary_logit(summary, attend_query(work, batch_row, head), dim);

@@ -11,12 +11,12 @@
 
 #include "cuda/attend.h"
 #include "cuda/device.h"
+#include "cuda/pages.cuh"
+#include "cuda/warp.cuh"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math.h>
 
-#define ATTEND_ALL 0xffffffffu
+#define ATTEND_ALL WARP_ALL
 #define ATTEND_LOG2_E 1.4426950408889634f
 #define ATTEND_LN_2 0.6931471805599453f
 
@@ -82,16 +82,12 @@ static __device__ __forceinline__ float attend_scale(uint32_t dim) {
 }
 
 static __device__ __forceinline__ const char *attend_page(const struct attend_work &work, uint32_t page) {
-    return (const char *)work.batch.pool.base + (size_t)page * work.batch.pool.page_bytes;
-}
-
-template <enum kv_format FORMAT> static __device__ __forceinline__ constexpr uint32_t attend_number_bytes() {
-    return FORMAT == KV_F32 ? 4 : 2;
+    return page_at(work.batch.pool, page);
 }
 
 /* Bytes of a page's keys, and of its values. */
 template <enum kv_format FORMAT> static __device__ __forceinline__ uint32_t attend_part_bytes(uint32_t dim) {
-    return dim * KV_PAGE_SLOTS * attend_number_bytes<FORMAT>();
+    return dim * KV_PAGE_SLOTS * number_bytes(FORMAT);
 }
 
 /* Whether the statistics of a view are made of probabilities. */
@@ -122,9 +118,7 @@ static __device__ __forceinline__ float attend_summary_logit(const float *summar
     float sum = 0, scale = attend_scale(dim);
     for (uint32_t i = threadIdx.x % 32; i < dim; i += 32)
         sum = fmaf(query[i] * scale, summary[i], sum);
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-        sum += __shfl_xor_sync(ATTEND_ALL, sum, lanes);
-    return fmaf(summary[2 * dim], ATTEND_LOG2_E, sum);
+    return fmaf(summary[2 * dim], ATTEND_LOG2_E, warp_sum(sum));
 }
 
 /* ---- numbers of 16 bits ---- */

@@ -37,16 +37,12 @@ static __device__ __forceinline__ float divergence_term(float p, float q, float 
 
 static __device__ double block_total(struct row_shared *shared, double x) {
     double *totals = (double *)shared->masses;
-    for (int offset = 16; offset > 0; offset /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, offset);
+    x = warp_sum(x);
     __syncthreads();
     if (threadIdx.x % 32 == 0)
         totals[threadIdx.x / 32] = x;
     __syncthreads();
-    x = totals[threadIdx.x % 32];
-    for (int offset = 16; offset > 0; offset /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
+    return warp_sum(totals[threadIdx.x % 32]);
 }
 
 static __global__ void __launch_bounds__(ROW_THREADS, 1)

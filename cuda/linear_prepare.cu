@@ -3,6 +3,7 @@
  * Around the products: rounding of activations, weights back to f16 for cuBLASLt, rows of weights as embeddings.
  */
 #include "cuda/linear_device.cuh"
+#include "cuda/warp.cuh"
 
 namespace {
 
@@ -78,10 +79,7 @@ __device__ inline uint32_t halve_row(
 
 /* The largest of all threads' values; shared: a number a warp. */
 __device__ inline uint32_t block_largest(uint32_t value, uint32_t *shared) {
-    for (int distance = 16; distance > 0; distance /= 2) {
-        uint32_t other = __shfl_xor_sync(ALL, value, distance);
-        value = other > value ? other : value;
-    }
+    value = warp_most(value);
     if (threadIdx.x % 32 == 0)
         shared[threadIdx.x / 32] = value;
     __syncthreads();

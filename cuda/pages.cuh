@@ -11,7 +11,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-static __device__ __forceinline__ uint32_t number_bytes(enum kv_format format) {
+static __device__ __forceinline__ constexpr uint32_t number_bytes(enum kv_format format) {
     return format == KV_F32 ? 4 : 2;
 }
 

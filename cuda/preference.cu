@@ -1,28 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/preference.h"
 #include "cuda/device.h"
-
-#include <cuda_fp16.h>
-
-#define ALL_LANES 0xffffffffu
-
-/* Lanes are added in pairs: the same order each time. */
-static __device__ __forceinline__ struct preference warp_total(struct preference x) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        x.entropy += __shfl_xor_sync(ALL_LANES, x.entropy, lanes);
-        x.variance += __shfl_xor_sync(ALL_LANES, x.variance, lanes);
-    }
-    return x;
-}
+#include "cuda/pages.cuh"
+#include "cuda/warp.cuh"
 
 /* Whether a slot counts: it is used and not protected. */
 static __device__ __forceinline__ bool slot_counts(
     const struct kv_pool &pool, const struct preference_head &head, uint32_t slot) {
     if (slot >= head.slots)
         return false;
-    uint32_t numbers = 2 * pool.layout.head_dim * KV_PAGE_SLOTS, bytes = pool.layout.format == KV_F32 ? 4 : 2;
-    const char *page = (const char *)pool.base + head.pages[slot / KV_PAGE_SLOTS] * pool.page_bytes;
-    uint32_t position = ((const uint32_t *)(page + (size_t)numbers * bytes))[slot % KV_PAGE_SLOTS];
+    char *page = page_at(pool, head.pages[slot / KV_PAGE_SLOTS]);
+    uint32_t position = (uint32_t)page_positions(pool.layout, page)[slot % KV_PAGE_SLOTS];
     return position != KV_NO_POSITION && position >= head.sinks && position < head.recent_from;
 }
 
@@ -47,7 +35,7 @@ static __global__ void __launch_bounds__(PREFERENCE_SLOTS) preference_slots_kern
             total.variance += spread > 0 ? spread : 0;
         }
     }
-    total = warp_total(total);
+    total = {warp_sum(total.entropy), warp_sum(total.variance)};
     if (threadIdx.x % 32 == 0)
         warps[warp] = total;
     __syncthreads();
@@ -70,7 +58,7 @@ static __global__ void __launch_bounds__(32)
         total.entropy += part.entropy;
         total.variance += part.variance;
     }
-    total = warp_total(total);
+    total = {warp_sum(total.entropy), warp_sum(total.variance)};
     if (threadIdx.x == 0)
         out[blockIdx.x] = total;
 }

@@ -14,6 +14,7 @@
 
 #include "cuda/numbers.cuh"
 #include "cuda/sample.h"
+#include "cuda/warp.cuh"
 
 #include <float.h>
 #include <math.h>
@@ -44,33 +45,21 @@ struct row {
 /* ---- over the block ---- */
 
 static __device__ wide block_sum(struct row_shared *shared, wide x) {
-    for (int offset = 16; offset > 0; offset /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, offset);
+    x = warp_sum(x);
     __syncthreads();
     if (threadIdx.x % 32 == 0)
         shared->warps[threadIdx.x / 32] = x;
     __syncthreads();
-    x = shared->warps[threadIdx.x % 32];
-    for (int offset = 16; offset > 0; offset /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
+    return warp_sum(shared->warps[threadIdx.x % 32]);
 }
 
 static __device__ wide block_maximum(struct row_shared *shared, wide x) {
-    for (int offset = 16; offset > 0; offset /= 2) {
-        wide other = __shfl_xor_sync(0xffffffffu, x, offset);
-        x = other > x ? other : x;
-    }
+    x = warp_most(x);
     __syncthreads();
     if (threadIdx.x % 32 == 0)
         shared->warps[threadIdx.x / 32] = x;
     __syncthreads();
-    x = shared->warps[threadIdx.x % 32];
-    for (int offset = 16; offset > 0; offset /= 2) {
-        wide other = __shfl_xor_sync(0xffffffffu, x, offset);
-        x = other > x ? other : x;
-    }
-    return x;
+    return warp_most(shared->warps[threadIdx.x % 32]);
 }
 
 /* ---- one logit ---- */

@@ -70,8 +70,7 @@ static __device__ uint32_t row_walk(const struct row &row, double part, double f
     wide sum = 0;
     auto add = [&](uint32_t id, float x) { sum += measure(id, x); };
     row_each(row, first, end, threadIdx.x % 32, 32, add);
-    for (int offset = 16; offset > 0; offset /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    sum = warp_sum(sum);
     __syncthreads();
     if (threadIdx.x % 32 == 0)
         shared->warps[warp] = sum;

@@ -9,6 +9,7 @@
 #include "cuda/device.h"
 #include "cuda/pages.cuh"
 #include "cuda/score.h"
+#include "cuda/warp.cuh"
 
 #define SCORE_INLINE static __device__ __forceinline__
 
@@ -91,45 +92,30 @@ SCORE_INLINE uint64_t slot_key(float score, int32_t position) {
 
 /* ---- over a block ---- */
 
-SCORE_INLINE uint32_t warp_sum(uint32_t value) {
-#pragma unroll
-    for (uint32_t step = WARP / 2; step > 0; step /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, step);
-    return value;
-}
-
-SCORE_INLINE double warp_sum(double value) {
-#pragma unroll
-    for (uint32_t step = WARP / 2; step > 0; step /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, step);
-    return value;
-}
-
-/* Sums over the block, the same for all threads. space [32]: shared, free again after the next barrier. */
-SCORE_INLINE double block_sum(double value, double *space) {
-    uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+/* The sum, or the largest, of the block's numbers, the same for all threads. space [32]: shared, free again after the
+ * next barrier. */
+template <typename number> SCORE_INLINE number block_sum(number value, number *space) {
     value = warp_sum(value);
     __syncthreads();
     if (threadIdx.x % WARP == 0)
-        space[warp] = value;
+        space[threadIdx.x / WARP] = value;
     __syncthreads();
-    double total = 0;
-    for (uint32_t i = 0; i < warps; i++)
+    number total = 0;
+    for (uint32_t i = 0; i < blockDim.x / WARP; i++)
         total += space[i];
     return total;
 }
 
-SCORE_INLINE uint32_t block_sum(uint32_t value, uint32_t *space) {
-    uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    value = warp_sum(value);
+SCORE_INLINE float block_most(float value, float *space) {
+    value = warp_most(value);
     __syncthreads();
     if (threadIdx.x % WARP == 0)
-        space[warp] = value;
+        space[threadIdx.x / WARP] = value;
     __syncthreads();
-    uint32_t total = 0;
-    for (uint32_t i = 0; i < warps; i++)
-        total += space[i];
-    return total;
+    float most = space[0];
+    for (uint32_t i = 1; i < blockDim.x / WARP; i++)
+        most = fmaxf(most, space[i]);
+    return most;
 }
 
 /* Sum of the values of threads before this one; *total that of all. space [33]: shared. */

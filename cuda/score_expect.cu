@@ -146,21 +146,6 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 
 /* ---- shares ---- */
 
-SCORE_INLINE float block_most(float value, float *space) {
-#pragma unroll
-    for (uint32_t step = WARP / 2; step > 0; step /= 2)
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
-    __syncthreads();
-    if (threadIdx.x % WARP == 0)
-        space[threadIdx.x / WARP] = value;
-    __syncthreads();
-    float most = space[0];
-    for (uint32_t i = 1; i < blockDim.x / WARP; i++)
-        most = fmaxf(most, space[i]);
-    __syncthreads();
-    return most;
-}
-
 /* Group mean of the softmax of logits over slots beyond the sinks, plus epsilon; sinks and empty slots have none. */
 static __global__ void __launch_bounds__(EXPECT_THREADS)
     score_expect_shares(const struct cuda_score_unit *units, struct kv_pool pool, uint32_t group, float epsilon) {

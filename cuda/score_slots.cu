@@ -297,20 +297,6 @@ SCORE_INLINE bool is_counted(float score) {
     return score < infinity(); /* neither +infinity nor NaN */
 }
 
-SCORE_INLINE float block_maximum(float value, float *space) {
-#pragma unroll
-    for (uint32_t step = WARP / 2; step > 0; step /= 2)
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
-    if (threadIdx.x % WARP == 0)
-        space[threadIdx.x / WARP] = value;
-    __syncthreads();
-    float most = space[0];
-    for (uint32_t i = 1; i < SHARES_THREADS / WARP; i++)
-        most = fmaxf(most, space[i]);
-    __syncthreads();
-    return most;
-}
-
 /* One block a head: its first SCORE_HELD scores stay in registers, others are read again. */
 static __global__ void __launch_bounds__(SHARES_THREADS) score_log_softmax(const struct cuda_score_unit *units) {
     KERNEL_SHARED(struct cuda_score_unit, unit);
@@ -326,7 +312,7 @@ static __global__ void __launch_bounds__(SHARES_THREADS) score_log_softmax(const
     }
     for (uint32_t slot = SCORE_HELD + threadIdx.x; slot < slots; slot += SHARES_THREADS)
         most = is_counted(scores[slot]) ? fmaxf(most, scores[slot]) : most;
-    most = block_maximum(most, (float *)space);
+    most = block_most(most, (float *)space);
     if (most == -infinity())
         return;
     double sum = 0;

@@ -95,12 +95,6 @@ static __device__ __forceinline__ float share_of(float sum, float scale) {
     return fminf(fmaxf(sum * scale, 0.0f), 1.0f);
 }
 
-static __device__ __forceinline__ float warp_sum(float x) {
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-        x += __shfl_xor_sync(ATTEND_ALL, x, lanes);
-    return x;
-}
-
 /* ---- one slot ---- */
 
 /* Sums over the query heads of one token. */
@@ -274,9 +268,7 @@ static __device__ __forceinline__ void compute_scores(const struct attend_work &
 
 /* m and l of a warp's slots. */
 static __device__ __forceinline__ void keep_noise_piece(float noisy, struct attend_piece *to) {
-    float most = noisy;
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-        most = fmaxf(most, __shfl_xor_sync(ATTEND_ALL, most, lanes));
+    float most = warp_most(noisy);
     float sum = warp_sum(exp2f(noisy - (most == -INFINITY ? 0.0f : most)));
     if (threadIdx.x % 32 == 0)
         *to = (struct attend_piece){most, sum};
@@ -308,9 +300,8 @@ static __global__ void __launch_bounds__(SWEEP_THREADS, 4)
     sweep.above_first = first_counted(item, sweep.to->history, 0);
     sweep.position = KV_NO_POSITION;
     if (sweep.slot < view.slots) {
-        uint32_t part = dim * KV_PAGE_SLOTS * (work.batch.pool.layout.format == KV_F32 ? 4 : 2);
-        const char *page = attend_page(work, view.pages[sweep.slot / KV_PAGE_SLOTS]) + 2 * part;
-        sweep.position = ((const int32_t *)page)[sweep.slot % KV_PAGE_SLOTS];
+        char *page = page_at(work.batch.pool, view.pages[sweep.slot / KV_PAGE_SLOTS]);
+        sweep.position = page_positions(work.batch.pool.layout, page)[sweep.slot % KV_PAGE_SLOTS];
     }
     char *queries = (char *)(shared + 1), *keys = queries + attend_query_bytes<FORMAT>(dim);
     float *scores = (float *)(keys + STATISTICS_SLOTS * 2 * dim);
@@ -429,8 +420,7 @@ static __global__ void __launch_bounds__(32)
         double part = 0;
         for (uint32_t i = lane; i < pieces; i += 32)
             part -= (double)work.entropy_pieces[row * work.pieces + i];
-        for (int lanes = 16; lanes > 0; lanes /= 2)
-            part += __shfl_xor_sync(ATTEND_ALL, part, lanes);
+        part = warp_sum(part);
         sum += part;
         if (view.summary == NULL)
             continue;

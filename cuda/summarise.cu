@@ -5,10 +5,8 @@
  */
 #include "cuda/summarise.h"
 #include "cuda/device.h"
+#include "cuda/pages.cuh"
 #include "cuda/sums.cuh"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 enum {
     CHANNELS = 256,   /* threads: the largest head_dim */
@@ -22,22 +20,13 @@ struct __attribute__((aligned(16))) queued_slot {
     float weight, weighted; /* w, w ln w */
 };
 
-static __device__ __forceinline__ float read_number(enum kv_format format, const char *from, uint32_t i) {
-    if (format == KV_F32)
-        return ((const float *)from)[i];
-    uint16_t bits = ((const uint16_t *)from)[i];
-    return format == KV_F16 ? __half2float(__ushort_as_half(bits)) : __uint_as_float((uint32_t)bits << 16);
-}
-
 /* Mean attention on a token by those that could see it. The bound keeps w ln w finite for a token that none looked at.
  */
 static __device__ __forceinline__ struct queued_slot queue_slot(
     const struct kv_pool &pool, const struct cuda_summary_update &update, uint32_t slot) {
-    uint32_t number_bytes = pool.layout.format == KV_F32 ? 4 : 2, place = slot % KV_PAGE_SLOTS;
-    const char *page = (const char *)pool.base + update.view.pages[slot / KV_PAGE_SLOTS] * pool.page_bytes;
-    const uint32_t *positions =
-        (const uint32_t *)(page + (size_t)2 * pool.layout.head_dim * KV_PAGE_SLOTS * number_bytes);
-    double queries = update.seen - positions[place],
+    uint32_t place = slot % KV_PAGE_SLOTS;
+    char *page = page_at(pool, update.view.pages[slot / KV_PAGE_SLOTS]);
+    double queries = update.seen - (uint32_t)page_positions(pool.layout, page)[place],
            mean = (double)sum_get(update.sum, update.capacity, slot) * 0x1p-24 / queries;
     float weight = (float)(mean > 0x1p-24 ? mean : 0x1p-24);
     return (struct queued_slot){page, place, weight, (float)((double)weight * log((double)weight))};
@@ -49,7 +38,7 @@ static __global__ void __launch_bounds__(CHANNELS, 2)
     const struct cuda_summary_update update = updates[blockIdx.x];
     enum kv_format format = pool.layout.format;
     uint32_t channel = threadIdx.x, dim = pool.layout.head_dim;
-    uint32_t values_at = dim * KV_PAGE_SLOTS * (format == KV_F32 ? 4 : 2);
+    uint32_t values_at = dim * KV_PAGE_SLOTS * number_bytes(format);
     if (update.count == 0)
         return;
     bool works = channel < dim;
@@ -68,8 +57,8 @@ static __global__ void __launch_bounds__(CHANNELS, 2)
                 keys[ahead] = values[ahead] = 0;
                 if (i + ahead < count && works) {
                     const struct queued_slot &slot = queue[i + ahead];
-                    keys[ahead] = read_number(format, slot.page, channel * KV_PAGE_SLOTS + slot.place);
-                    values[ahead] = read_number(format, slot.page + values_at, slot.place * dim + channel);
+                    keys[ahead] = number_load(format, slot.page, channel * KV_PAGE_SLOTS + slot.place);
+                    values[ahead] = number_load(format, slot.page + values_at, slot.place * dim + channel);
                 }
             }
 #pragma unroll

@@ -2,6 +2,7 @@
 #include "cuda/device.h"
 
 #include "cuda/vector.h"
+#include "cuda/warp.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, NORM_ROWS = 4, NORM_ROWS_SHARED_LEAST = 16 };
 
@@ -10,8 +11,7 @@ enum { THREADS = 256, WARPS = THREADS / 32, NORM_ROWS = 4, NORM_ROWS_SHARED_LEAS
 /* The sum of each thread's `sum` over the block, the same for all threads; sums [WARPS] is shared memory. The order is
  * fixed: a tree over lanes, then warps in ascending order. */
 static __device__ float block_sum(float sum, float *sums) {
-    for (int offset = 16; offset > 0; offset /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0)
         sums[threadIdx.x / 32] = sum;
     __syncthreads();
