@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of engine.h: what its files (engine.c, sequence.c, prune.c, features.c, rotation.c, swap.c, demand.c)
- * share.
+ * The inside of engine.h: what its files (engine.c, sequence.c, prune.c, prune_plan.c, features.c, rotation.c, swap.c,
+ * demand.c) share.
  */
 #ifndef ENGINE_ENGINE_INTERNAL_H
 #define ENGINE_ENGINE_INTERNAL_H
@@ -111,7 +111,7 @@ int sequence_prepare_sinks(struct sequence *sequence, struct error *error);
 void sequence_rotate_sinks(struct sequence *sequence);
 size_t sequence_sink_bytes(const struct sequence *sequence); /* of sink_keys, whether they are there or not */
 
-/* prune.c */
+/* prune_plan.c */
 
 /* After a batch's tokens were appended: prepares the prunes that its decode steps will be followed by, so that
  * attention can score their slots at once: [layers][count], valid until the next prune of the engine. NULL: there are
