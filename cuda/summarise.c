@@ -24,7 +24,6 @@ void cuda_summarise(
             .sum = from->sum,
             .capacity = from->capacity,
             .slots = cuda_stage_copy(&stage, from->slots, from->count * sizeof *from->slots),
-            .sums = from->sums,
             .summary = from->summary,
             .count = from->count,
             .seen = from->seen,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A block has one head, a thread one channel of keys and of values. Slots are added in the order given, so that sums do
- * not depend on how evictions were cut into calls; what they need is found by all threads, some slots at a time.
+ * A block has one head, a thread one channel of keys and of values. Slots are added in the order given, so that means
+ * do not depend on how evictions were cut into calls; what they need is found by all threads, some slots at a time.
  */
 #include "cuda/summarise.h"
 #include "cuda/device.h"
@@ -42,8 +42,8 @@ static __global__ void __launch_bounds__(CHANNELS, 2)
     if (update.count == 0)
         return;
     bool works = channel < dim;
-    float key = works ? update.sums[channel] : 0, value = works ? update.sums[dim + channel] : 0;
-    float weight = update.sums[2 * dim], weighted = update.sums[2 * dim + 1];
+    float key = works ? update.summary[channel] : 0, value = works ? update.summary[dim + channel] : 0;
+    float weight = update.summary[2 * dim + 1], weighted = update.summary[2 * dim + 2];
     for (uint32_t first = 0; first < update.count; first += QUEUE_SLOTS) {
         uint32_t count = update.count - first < QUEUE_SLOTS ? update.count - first : (uint32_t)QUEUE_SLOTS;
         __syncthreads();
@@ -66,25 +66,24 @@ static __global__ void __launch_bounds__(CHANNELS, 2)
                 if (i + ahead >= count)
                     continue;
                 float w = queue[i + ahead].weight;
-                key = fmaf(w, keys[ahead], key);
-                value = fmaf(w, values[ahead], value);
                 weight += w;
                 weighted += queue[i + ahead].weighted;
+                float share = w / weight;
+                key += share * (keys[ahead] - key);
+                value += share * (values[ahead] - value);
             }
         }
     }
-    __syncthreads(); /* all have read the sums before */
-    double total = (double)weight;
+    __syncthreads(); /* all have read the totals before */
     if (works) {
-        update.sums[channel] = key;
-        update.sums[dim + channel] = value;
-        update.summary[channel] = (float)((double)key / total);
-        update.summary[dim + channel] = (float)((double)value / total);
+        update.summary[channel] = key;
+        update.summary[dim + channel] = value;
     }
     if (threadIdx.x == 0) {
-        update.sums[2 * dim] = weight;
-        update.sums[2 * dim + 1] = weighted;
+        double total = (double)weight;
         update.summary[2 * dim] = (float)(log(total) - (double)weighted / total + (double)update.offset);
+        update.summary[2 * dim + 1] = weight;
+        update.summary[2 * dim + 2] = weighted;
     }
 }
 

@@ -14,7 +14,7 @@ struct cuda_summary_update {
     struct cuda_head_view view;
     const uint32_t *sum;   /* [2][capacity] */
     const uint32_t *slots; /* [count] */
-    float *sums, *summary;
+    float *summary;        /* [SUMMARY_NUMBERS(d)] */
     uint32_t capacity, count, seen;
     float offset;
 };

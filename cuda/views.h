@@ -17,7 +17,7 @@ extern "C" {
 /* One (sequence, layer, KV head). Slot s lies in pages[s / P], place s % P. */
 struct cuda_head_view {
     const uint32_t *pages; /* [ceil(slots / P)] */
-    const float *summary;  /* [2 * d + 1] or NULL */
+    const float *summary;  /* [SUMMARY_NUMBERS(d)] or NULL */
     uint32_t slots;        /* those of this batch's new tokens included */
     uint32_t first_slot;   /* of the item's first new token */
 };

@@ -65,15 +65,20 @@ struct kv_head_view {
     const uint32_t *pages;
     uint32_t slots;      /* slots to attend to, those of this batch's new tokens included */
     uint32_t first_slot; /* slot of the item's first new token; the others follow */
-    /* One more slot that stands for evicted tokens, or NULL: device [2 * d + 1]: key (as after RoPE), value, and a
-     * logit that is added to q k / sqrt(d). Visible to every row; merged after the last split. */
+    /* One more slot that stands for evicted tokens, or NULL: device [SUMMARY_NUMBERS(d)]: key (as after RoPE) [d],
+     * value [d], a logit that is added to q k / sqrt(d), and what summarise goes on with. Visible to every row; merged
+     * after the last split. */
     const float *summary;
 };
 
-/* What was evicted from one head, for its summary slot. With c = seen - position the queries that could see a token and
- * w = max(A / c, 2^-24), A = statistics.sum / 2^24: sums [2 * d + 2] (device) += w k (as the cache holds it), w v, w,
- * w ln w over slots [count] in the order given; then summary = (sum of w k) / W, (sum of w v) / W, ln W - (sum of
- * w ln w) / W + offset with W the sum of w. */
+/* Numbers of a summary slot: key, value, logit, W, E. */
+#define SUMMARY_NUMBERS(head_dim) (2 * (head_dim) + 3)
+
+/* What was evicted from one head, for its summary slot, whose memory begins as zeros. With c = seen - position the
+ * queries that could see a token and w = max(A / c, 2^-24), A = statistics.sum / 2^24: W and E are the sums of w and of
+ * w ln w, key and value the means of k (as the cache holds it) and v weighted by w, over all that was evicted. Slots
+ * [count] are added in the order given, in float32: W += w, then mean += (w / W) (x - mean). logit = ln W - E / W +
+ * offset. */
 struct summary_update {
     struct kv_head_view view;
     const uint32_t *sum;       /* device [2][capacity] as struct kv_statistics has it */
@@ -83,7 +88,7 @@ struct summary_update {
     uint32_t count;            /* 0: nothing changes */
     uint32_t seen;
     float offset;
-    float *sums, *summary; /* device [2 * d + 2], [2 * d + 1] */
+    float *summary; /* device [SUMMARY_NUMBERS(d)] */
 };
 
 struct rope_params {

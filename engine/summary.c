@@ -7,25 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t sums_size(uint32_t head_dim) {
-    return 2 * (size_t)head_dim + 2;
-}
-
-static size_t slot_size(uint32_t head_dim) {
-    return 2 * (size_t)head_dim + 1;
-}
-
 size_t summaries_bytes(uint32_t heads, uint32_t head_dim) {
-    return heads * (sums_size(head_dim) + slot_size(head_dim)) * sizeof(float);
-}
-
-static float *sums_at(const struct summaries *summaries, uint32_t head) {
-    return summaries->memory + head * sums_size(summaries->head_dim);
+    return heads * SUMMARY_NUMBERS((size_t)head_dim) * sizeof(float);
 }
 
 static float *slot_at(const struct summaries *summaries, uint32_t head) {
-    uint32_t dim = summaries->head_dim;
-    return summaries->memory + summaries->heads * sums_size(dim) + head * slot_size(dim);
+    return summaries->memory + head * SUMMARY_NUMBERS((size_t)summaries->head_dim);
 }
 
 struct summaries *summaries_create(struct backend *backend, uint32_t heads, uint32_t head_dim) {
@@ -114,7 +101,6 @@ void summaries_add(struct summaries *summaries, const struct kv_pool *pool, cons
             .slots = slots,
             .seen = kv_sequence_length(kv),
             .offset = network != NULL ? network_summary_offset(network, i / kv_heads, level) : 0,
-            .sums = sums_at(summaries, i),
             .summary = slot_at(summaries, i),
         };
         update->count = list_evicted(&removals[i], update->view.slots, positions, slots);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The summary slots of one sequence (option summary): for each (layer, KV head) running sums over the tokens that were
- * evicted from it, and the slot that stands for them in attention (struct summary_update, kv_head_view.summary).
+ * The summary slots of one sequence (option summary): for each (layer, KV head) the slot that stands in attention for
+ * the tokens that were evicted from it (kv_head_view.summary), kept as running means (struct summary_update).
  * Private to the sequence, in device memory, one allocation for all heads, made when the first token is about to go.
  * A head that lost nothing has no slot.
  */
@@ -17,7 +17,7 @@ struct summaries {
     uint32_t heads; /* layers * kv_heads */
     uint32_t head_dim;
     size_t bytes;  /* of memory, or saved */
-    float *memory; /* device: sums [heads][2 * head_dim + 2], then slots [heads][2 * head_dim + 1]; NULL while saved */
+    float *memory; /* device [heads][SUMMARY_NUMBERS(head_dim)]; NULL while saved */
     bool any;      /* some head lost something */
     bool used[];   /* [heads] it lost something: its slot is valid */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What is evicted goes into its head's summary slot. A head is one thread's, its slots are taken in the order given,
- * and there is one version for all tiers: sums are the same bits everywhere.
+ * and there is one version for all tiers: means are the same bits everywhere.
  */
 #include "engine/cpu/attend.h"
 
@@ -33,13 +33,14 @@ static void add_slot(const struct kv_pool *pool, const struct summary_update *up
     uint32_t dim = layout->head_dim, place = slot % KV_PAGE_SLOTS;
     char *page = kv_pool_page(pool, update->view.pages[slot / KV_PAGE_SLOTS]);
     const char *values = kv_page_values(layout, page);
-    float *sums = update->sums, weight = slot_weight(update, slot);
+    float *key = update->summary, *value = key + dim, *total = value + dim + 1, weight = slot_weight(update, slot);
+    total[0] += weight;
+    total[1] += (float)((double)weight * log((double)weight));
+    float share = weight / total[0];
     for (uint32_t i = 0; i < dim; i++)
-        sums[i] += weight * read_number(layout->format, page, (size_t)i * KV_PAGE_SLOTS + place);
+        key[i] += share * (read_number(layout->format, page, (size_t)i * KV_PAGE_SLOTS + place) - key[i]);
     for (uint32_t i = 0; i < dim; i++)
-        sums[dim + i] += weight * read_number(layout->format, values, (size_t)place * dim + i);
-    sums[2 * dim] += weight;
-    sums[2 * dim + 1] += (float)((double)weight * log((double)weight));
+        value[i] += share * (read_number(layout->format, values, (size_t)place * dim + i) - value[i]);
 }
 
 struct summarise_job {
@@ -56,11 +57,9 @@ static void summarise_head(void *context, uint32_t chunk, uint32_t thread) {
         return;
     for (uint32_t i = 0; i < update->count; i++)
         add_slot(job->pool, update, update->slots[i]);
-    double weight = (double)update->sums[2 * dim];
-    for (uint32_t i = 0; i < 2 * dim; i++)
-        update->summary[i] = (float)((double)update->sums[i] / weight);
-    update->summary[2 * dim] =
-        (float)(log(weight) - (double)update->sums[2 * dim + 1] / weight + (double)update->offset);
+    float *logit = update->summary + 2 * (size_t)dim;
+    double weight = (double)logit[1];
+    logit[0] = (float)(log(weight) - (double)logit[2] / weight + (double)update->offset);
 }
 
 void cpu_summarise(

@@ -13,7 +13,7 @@
 struct evicted {
     struct summary_update update;
     uint64_t *sum;
-    float *sums; /* before */
+    float *before; /* [SUMMARY_NUMBERS(d)] */
     uint32_t *positions, *slots;
 };
 
@@ -49,34 +49,35 @@ static void draw_evicted(struct parity *parity, const struct scene *scene, uint3
     to->sum = parity_host(slots * sizeof *to->sum);
     to->positions = parity_host(slots * sizeof *to->positions);
     to->slots = parity_host((slots + 1) * sizeof *to->slots);
-    to->sums = parity_host((2 * dim + 2) * sizeof *to->sums);
+    to->before = parity_host(SUMMARY_NUMBERS(dim) * sizeof *to->before);
     draw_slots(parity, scene, to);
     if (parity_random(parity, 0, 1) == 0) { /* something was evicted before */
-        parity_fill_normal(parity, to->sums, 2 * (size_t)dim, 1);
-        to->sums[2 * dim] = (float)parity_uniform(parity, 0.01, 2);
-        to->sums[2 * dim + 1] = (float)parity_uniform(parity, -3, 0);
+        parity_fill_normal(parity, to->before, 2 * (size_t)dim, 1);
+        to->before[2 * dim + 1] = (float)parity_uniform(parity, 0.01, 2);
+        to->before[2 * dim + 2] = (float)parity_uniform(parity, -3, 0);
     }
     to->update.positions = to->positions;
     to->update.slots = to->slots;
     to->update.capacity = (slots + 15) / 16 * 16 + 16 * parity_random(parity, 0, 2);
     to->update.sum = parity_upload_sums(parity, to->sum, slots, to->update.capacity);
-    to->update.sums = parity_upload(parity, to->sums, (2 * dim + 2) * sizeof *to->sums);
-    to->update.summary = parity_upload(parity, NULL, (2 * dim + 1) * sizeof(float));
+    to->update.summary = parity_upload(parity, to->before, SUMMARY_NUMBERS(dim) * sizeof *to->before);
 }
 
-static void check_evicted(struct parity *parity, const struct scene *scene, const struct evicted *evicted,
-    const float *sums, const float *summary) {
+static void check_evicted(
+    struct parity *parity, const struct scene *scene, const struct evicted *evicted, const float *summary) {
     uint32_t dim = scene->pool.layout.head_dim, count = evicted->update.count;
-    double *want = parity_host((4 * dim + 3) * sizeof *want), *slot = want + 2 * dim + 2;
     if (count == 0) {
-        parity_check_bits(parity, sums, evicted->sums, 2 * dim + 2, "sums of a head that loses nothing");
-    } else {
-        reference_summarise(&scene->pool, &evicted->update, evicted->sum, evicted->sums, want, slot);
-        double tolerance = 2e-7 * count * (1 + want[2 * dim]);
-        parity_check_close(parity, sums, want, 2 * dim + 2, tolerance, 1e-5, "sums, d=%u, %u slots", dim, count);
-        tolerance = tolerance / want[2 * dim] + 1e-5;
-        parity_check_close(parity, summary, slot, 2 * dim + 1, tolerance, 1e-5, "summary, d=%u, %u slots", dim, count);
+        parity_check_bits(
+            parity, summary, evicted->before, SUMMARY_NUMBERS(dim), "summary of a head that loses nothing");
+        return;
     }
+    double *want = parity_host(SUMMARY_NUMBERS(dim) * sizeof *want);
+    reference_summarise(&scene->pool, &evicted->update, evicted->sum, evicted->before, want);
+    double total = want[2 * dim + 1], tolerance = 2e-7 * count * (1 + total);
+    parity_check_close(
+        parity, summary, want, 2 * dim + 1, tolerance / total + 1e-5, 1e-5, "summary, d=%u, %u slots", dim, count);
+    parity_check_close(
+        parity, summary + 2 * dim + 1, want + 2 * dim + 1, 2, tolerance, 1e-5, "totals, d=%u, %u slots", dim, count);
     free(want);
 }
 
@@ -86,7 +87,8 @@ static void run_in_two(struct parity *parity, const struct scene *scene, struct 
     uint32_t cuts[VIEWS_MAX], dim = scene->pool.layout.head_dim;
     for (uint32_t head = 0; head < heads; head++) {
         struct evicted *of = &evicted[head];
-        parity->operations->upload(parity->backend, of->update.sums, of->sums, (2 * dim + 2) * sizeof(float));
+        parity->operations->upload(
+            parity->backend, of->update.summary, of->before, SUMMARY_NUMBERS(dim) * sizeof *of->before);
         cuts[head] = parity_random(parity, 0, of->update.count);
         updates[head] = of->update;
         updates[head].count = cuts[head];
@@ -107,7 +109,7 @@ static void case_summarise(struct parity *parity) {
     struct evicted evicted[VIEWS_MAX];
     struct summary_update updates[VIEWS_MAX];
     uint32_t heads = scene.items_count * scene.pool.layout.kv_heads, dim = scene.pool.layout.head_dim;
-    size_t numbers = 4 * (size_t)dim + 3;
+    size_t numbers = SUMMARY_NUMBERS((size_t)dim);
     float *all = parity_host(heads * numbers * sizeof *all);
     for (uint32_t head = 0; head < heads; head++) {
         draw_evicted(parity, &scene, head, &evicted[head]);
@@ -115,26 +117,21 @@ static void case_summarise(struct parity *parity) {
     }
     parity->operations->summarise(parity->backend, &scene.device, updates, heads);
     for (uint32_t head = 0; head < heads; head++) {
-        float *sums = all + head * numbers, *summary = sums + 2 * dim + 2;
-        parity->operations->download(parity->backend, sums, updates[head].sums, (2 * dim + 2) * sizeof *sums);
-        parity->operations->download(parity->backend, summary, updates[head].summary, (2 * dim + 1) * sizeof *summary);
-        check_evicted(parity, &scene, &evicted[head], sums, summary);
+        float *summary = all + head * numbers;
+        parity->operations->download(parity->backend, summary, updates[head].summary, numbers * sizeof *summary);
+        check_evicted(parity, &scene, &evicted[head], summary);
     }
     parity_check_same(parity, all, heads * numbers * sizeof *all);
     run_in_two(parity, &scene, evicted, heads);
     for (uint32_t head = 0; head < heads; head++) {
-        float *sums = parity_download(parity, updates[head].sums, (2 * dim + 2) * sizeof *sums);
-        float *summary = parity_download(parity, updates[head].summary, (2 * dim + 1) * sizeof *summary);
-        parity_check_bits(parity, sums, all + head * numbers, 2 * dim + 2, "sums in two calls");
-        parity_check_bits(parity, summary, all + head * numbers + 2 * dim + 2, 2 * dim + 1, "summary in two calls");
-        free(sums);
+        float *summary = parity_download(parity, updates[head].summary, numbers * sizeof *summary);
+        parity_check_bits(parity, summary, all + head * numbers, (uint32_t)numbers, "summary in two calls");
         free(summary);
         free(evicted[head].sum);
-        free(evicted[head].sums);
+        free(evicted[head].before);
         free(evicted[head].positions);
         free(evicted[head].slots);
         parity_release(parity, (void *)updates[head].sum);
-        parity_release(parity, updates[head].sums);
         parity_release(parity, updates[head].summary);
     }
     free(all);

@@ -245,14 +245,13 @@ static void case_summarise(struct parity *parity) {
         .slots = slots,
         .count = EVICTED,
         .seen = 512,
-        .sums = parity_upload(parity, NULL, (2 * 64 + 2) * sizeof(float)),
-        .summary = parity_upload(parity, NULL, (2 * 64 + 1) * sizeof(float))};
+        .summary = parity_upload(parity, NULL, SUMMARY_NUMBERS(64) * sizeof(float))};
     traffic_begin(parity);
     parity->operations->summarise(parity->backend, &cache.pool, &update, 1);
     double slot_bytes = 64 * 32 + 64 * 2 + 3 * 32 + 4;
-    traffic_check(parity, "summarise_kernel", EVICTED * slot_bytes + (4 * 64 + 3) * 4, "%d of 512 slots", EVICTED);
+    traffic_check(
+        parity, "summarise_kernel", EVICTED * slot_bytes + 2 * SUMMARY_NUMBERS(64) * 4, "%d of 512 slots", EVICTED);
     parity_release(parity, (void *)update.sum);
-    parity_release(parity, update.sums);
     parity_release(parity, update.summary);
     cache_free(parity, &cache);
 }

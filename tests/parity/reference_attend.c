@@ -182,24 +182,28 @@ void reference_attend(const struct reference_pool *pool, const struct kv_item *i
     }
 }
 
+/* By sums, where the operation keeps means. */
 void reference_summarise(const struct reference_pool *pool, const struct summary_update *update, const uint64_t *sum,
-    const float *sums_before, double *sums, double *summary) {
+    const float *before, double *summary) {
     uint32_t dim = pool->layout.head_dim;
     struct head head = head_read(pool, &update->view, NULL);
-    for (uint32_t i = 0; i < 2 * dim + 2; i++)
-        sums[i] = (double)sums_before[i];
+    double total = (double)before[2 * dim + 1], weighted = (double)before[2 * dim + 2];
+    for (uint32_t i = 0; i < 2 * dim; i++)
+        summary[i] = (double)before[i] * total;
     for (uint32_t i = 0; i < update->count; i++) {
         uint32_t slot = update->slots[i];
         double weight = fmax((double)sum[slot] / 16777216 / (update->seen - update->positions[slot]), 1 / 16777216.0);
         for (uint32_t channel = 0; channel < dim; channel++) {
-            sums[channel] += weight * head.keys[(size_t)slot * dim + channel];
-            sums[dim + channel] += weight * head.values[(size_t)slot * dim + channel];
+            summary[channel] += weight * head.keys[(size_t)slot * dim + channel];
+            summary[dim + channel] += weight * head.values[(size_t)slot * dim + channel];
         }
-        sums[2 * dim] += weight;
-        sums[2 * dim + 1] += weight * log(weight);
+        total += weight;
+        weighted += weight * log(weight);
     }
     for (uint32_t i = 0; i < 2 * dim; i++)
-        summary[i] = sums[i] / sums[2 * dim];
-    summary[2 * dim] = log(sums[2 * dim]) - sums[2 * dim + 1] / sums[2 * dim] + (double)update->offset;
+        summary[i] /= total;
+    summary[2 * dim] = log(total) - weighted / total + (double)update->offset;
+    summary[2 * dim + 1] = total;
+    summary[2 * dim + 2] = weighted;
     head_free(&head);
 }

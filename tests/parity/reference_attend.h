@@ -32,8 +32,8 @@ void reference_rope(const struct rope_params *rope, uint32_t position, const flo
 void reference_attend(const struct reference_pool *pool, const struct kv_item *items, uint32_t items_count,
     const struct kv_head_view *views, const float *const *summaries, uint32_t heads, const float *qkv, double *out);
 
-/* sums [2d + 2] and summary [2d + 1] of a head after its update; sum [slots] and sums_before: host. */
+/* summary [SUMMARY_NUMBERS(d)] of a head after its update; sum [slots] and before (the same numbers): host. */
 void reference_summarise(const struct reference_pool *pool, const struct summary_update *update, const uint64_t *sum,
-    const float *sums_before, double *sums, double *summary);
+    const float *before, double *summary);
 
 #endif

@@ -69,7 +69,7 @@ static void memory_comes_with_the_first_eviction(void **state) {
             continue;
         const struct summaries *summaries = stream->sequence->eviction.summaries;
         assert_non_null(summaries);
-        assert_int_equal(summaries->bytes, HEADS * (4 * DIM + 3) * sizeof(float));
+        assert_int_equal(summaries->bytes, HEADS * SUMMARY_NUMBERS(DIM) * sizeof(float));
         assert_int_equal(sequence_statistics_bytes(stream->sequence), charged_statistics(stream) + summaries->bytes);
         for (uint32_t head = 0; head < HEADS; head++)
             assert_int_equal(kv_sequence_tokens(sequence_kv(stream->sequence), head / 2, head % 2), 69);
