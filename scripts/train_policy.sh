@@ -40,6 +40,6 @@ fi
 mkdir -p "$out.run"
 make_training_data "$out.run/data.jsonl" "$text" "$questions"
 "$program" train --model "$model" --data "$out.run/data.jsonl" --out "$out" \
-  --method "$method" --seed "$seed" --ratio 0.25,0.125,0.05 \
+  --method "$method" --seed "$seed" \
   --kv-memory 1536M --resume ${options[@]+"${options[@]}"}
 say "wrote $out"

@@ -176,7 +176,7 @@ void train_options_default(struct train_options *options, enum train_method meth
         .sequences = 160,
         .pruned_sequences = 80,
         .rank_steps = 3000,
-        .parameter_steps = method == TRAIN_DISTILLCACHE ? 140 : 0,
+        .parameter_steps = method == TRAIN_DISTILLCACHE ? 280 : 0,
         .future = 64,
         .rollout = 64,
         .students = 8,

@@ -220,10 +220,8 @@ static int learn_prompt(struct parameter_state *state, uint32_t prompt, double *
     struct rollout_student students[ROLLOUT_STUDENTS_MAX];
     struct dataset_sequence data;
     double rewards[ROLLOUT_STUDENTS_MAX], advantages[ROLLOUT_STUDENTS_MAX];
-    uint32_t words[4];
     uint64_t index = training->stage_step * PROMPTS + prompt;
-    random_philox(options->seed, STREAM_PARAMETER, 0, index, words);
-    double ratio = options->ratios[words[0] % options->ratios_count];
+    double ratio = options->ratios[index % options->ratios_count]; /* in turn: fewer steps are all of one kind */
     int code = dataset_sequence(training->dataset, ROLLOUT_FIRST + index, &data, error);
     if (code == 0)
         code = draw_students(state, prompt, error);
