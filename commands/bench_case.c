@@ -54,20 +54,13 @@ int bench_run_decode(struct bench *bench, struct bench_case *work, double *secon
     return bench_decode_run(&work->decode, seconds, error);
 }
 
-int bench_case_profile(
-    struct bench *bench, struct bench_case *work, struct engine_profile *profile, struct error *error) {
+/* Bytes and phases of a step, from a run of its own: the profile's clock calls cost time. */
+static int profile_run(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
     double seconds;
     engine_profile_enable(bench->engine, true);
     int code = work->run_own(bench, work, &seconds, error);
-    *profile = *engine_profile_get(bench->engine);
+    struct engine_profile profile = *engine_profile_get(bench->engine);
     engine_profile_enable(bench->engine, false);
-    return code;
-}
-
-/* Bytes and phases of a step, from a run of its own: the profile's clock calls cost time. */
-static int profile_run(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
-    struct engine_profile profile;
-    int code = bench_case_profile(bench, work, &profile, error);
     if (code != 0)
         return code;
     double steps = profile.steps > 0 ? (double)profile.steps : 1;

@@ -47,9 +47,6 @@ struct bench_run *bench_add_run(struct bench *bench, const struct bench_case *wo
 
 /* Runs the case once to warm up, once for its bytes and phases, then --pairs times beside the other. Fills run. */
 int bench_case_measure(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error);
-/* A run with the engine's profile. */
-int bench_case_profile(
-    struct bench *bench, struct bench_case *work, struct engine_profile *profile, struct error *error);
 /* Runs in which bench_case_measure uses a case. */
 uint32_t bench_case_runs(const struct bench *bench);
 

@@ -6,20 +6,18 @@
  * Decode: a step reads weights, what is cached, and the policy's statistics; ratio_full_allowed is what the full
  * cache's bytes over the policy's would give, ratio_full_reached the part of it that was reached. The full cache's
  * sequences are the same at each run; those of a policy go on from run to run, up to (pairs + 2) x --decode tokens
- * deeper at last, which does not flatter them. With --profile statistics are timed too: attention keeps them, and most
- * policies' scores of a decode step are computed there as well. The policy's sequences therefore take turns with as
- * many of a full cache that hold as many tokens, in 7 pairs of profiled runs; the median difference of their attend
- * phases is the phase `statistics`, which is part of `attend`. policy_percent is the share that statistics, score,
- * select and compact have of a step. Prefill: policy_percent is the time that statistics and the prune after the prompt
- * add to that of the full cache.
+ * deeper at last, which does not flatter them. With --profile the policy's own part of a step is measured: its
+ * sequences take turns with as many of a full cache that hold as many tokens, in 48 pairs of runs of 4 steps, so short
+ * that what else the machine does meets both. policy_percent is the median over the pairs of what the policy's step
+ * takes longer, as a part of it; the phase `statistics`, which is part of `attend`, the median difference of their
+ * attend phases: attention keeps statistics, and most policies' scores of a decode step are computed there as well.
+ * Prefill: policy_percent is the time that statistics and the prune after the prompt add to that of the full cache.
  */
 #include "commands/bench_case.h"
 
 #include "commands/bench_machine.h"
 
-#include <string.h>
-
-enum { STATISTICS_PAIRS = 7 };
+enum { PART_PAIRS = 48, PART_STEPS = 4 };
 
 static int prefill_policy(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
     return bench_prefill(bench->engine, work->policy, work->depth, seconds, error);
@@ -65,53 +63,60 @@ int bench_policy_prefill(struct bench *bench, struct error *error) {
     return code;
 }
 
-/* Seconds of a step in the attend phase. */
-static int attend_seconds(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
-    struct engine_profile profile;
-    int code = bench_case_profile(bench, work, &profile, error);
-    if (code == 0)
-        *seconds = profile.seconds[PHASE_ATTEND] / (double)profile.steps;
+/* Seconds of a step, and of its attend phase. */
+struct step_seconds {
+    double step, attend;
+};
+
+static int profile_short(
+    struct bench *bench, struct bench_case *work, struct step_seconds *seconds, struct error *error) {
+    double total;
+    engine_profile_enable(bench->engine, true);
+    int code = bench_decode_run(&work->decode, &total, error);
+    seconds->attend = engine_profile_get(bench->engine)->seconds[PHASE_ATTEND] / PART_STEPS;
+    seconds->step = total / PART_STEPS;
+    engine_profile_enable(bench->engine, false);
     return code;
 }
 
-static int time_statistics(
-    struct bench *bench, struct bench_case *work, struct bench_case *plain, double *seconds, struct error *error) {
-    double with, without, differences[STATISTICS_PAIRS];
-    int code = attend_seconds(bench, plain, &without, error); /* warms up */
-    for (int pair = 0; pair < STATISTICS_PAIRS && code == 0; pair++) {
-        code = attend_seconds(bench, pair % 2 == 0 ? work : plain, pair % 2 == 0 ? &with : &without, error);
+/* Fills policy_percent and *statistics. */
+static int measure_pairs(struct bench *bench, struct bench_case *work, struct bench_case *plain, struct bench_run *run,
+    double *statistics, struct error *error) {
+    double parts[PART_PAIRS], differences[PART_PAIRS];
+    struct step_seconds with, without;
+    int code = profile_short(bench, plain, &without, error); /* warms up */
+    for (int pair = 0; pair < PART_PAIRS && code == 0; pair++) {
+        bool first = pair % 2 == 0;
+        code = profile_short(bench, first ? work : plain, first ? &with : &without, error);
         if (code == 0)
-            code = attend_seconds(bench, pair % 2 == 0 ? plain : work, pair % 2 == 0 ? &without : &with, error);
-        differences[pair] = with - without;
+            code = profile_short(bench, first ? plain : work, first ? &without : &with, error);
+        parts[pair] = 1 - without.step / with.step;
+        differences[pair] = with.attend - without.attend;
     }
-    *seconds = code == 0 ? bench_median(differences, STATISTICS_PAIRS) : 0;
-    return code;
+    if (code != 0)
+        return code;
+    run->has_policy_percent = true;
+    run->policy_percent = 100 * bench_median(parts, PART_PAIRS);
+    double difference = bench_median(differences, PART_PAIRS);
+    *statistics = difference > 0 ? difference : 0; /* less than nothing is the noise of the clock */
+    return 0;
 }
 
-/* Adds the phase of statistics, and says what part of a step the policy takes. */
-static int measure_statistics(
-    struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
+static int measure_part(struct bench *bench, struct bench_case *work, struct bench_run *run, struct error *error) {
     struct bench_case plain = *work;
-    double statistics = 0;
+    double statistics;
     plain.policy = plain.decode.policy = NULL;
     plain.depth = plain.decode.depth = (uint32_t)run->kv_tokens_kept;
-    plain.decode.runs = STATISTICS_PAIRS + 1;
+    plain.decode.steps = work->decode.steps = PART_STEPS;
+    plain.decode.runs = PART_PAIRS + 1;
     int code = bench_decode_prepare(&plain.decode, error);
     if (code == 0)
-        code = time_statistics(bench, work, &plain, &statistics, error);
+        code = measure_pairs(bench, work, &plain, run, &statistics, error);
     bench_decode_free(&plain.decode);
-    code = bench_name_case(&plain, code, error);
-    /* Less than nothing is the noise of the clock. */
-    statistics = statistics > 0 ? statistics : 0;
-    run->phases[run->phases_count++] = (struct bench_phase){"statistics", statistics, (double)run->statistics_bytes};
-    double policy = statistics;
-    for (uint32_t i = 0; i < run->phases_count; i++)
-        for (int phase = PHASE_SCORE; phase <= PHASE_COMPACT; phase++)
-            if (strcmp(run->phases[i].name, engine_phase_name((enum engine_phase)phase)) == 0)
-                policy += run->phases[i].seconds;
-    run->has_policy_percent = true;
-    run->policy_percent = policy * 1e5 / run->step_ms;
-    return code;
+    if (code == 0)
+        run->phases[run->phases_count++] =
+            (struct bench_phase){"statistics", statistics, (double)run->statistics_bytes};
+    return bench_name_case(&plain, code, error);
 }
 
 static int measure_decode(
@@ -127,7 +132,7 @@ static int measure_decode(
     run->ratio_full_allowed = full_run->bytes_per_step / run->bytes_per_step;
     run->read_bandwidth_fraction =
         bench_read_seconds((uint64_t)run->bytes_per_step, bench->threads) * 1e3 / run->step_ms;
-    return bench->config->profile ? measure_statistics(bench, work, run, error) : 0;
+    return bench->config->profile ? measure_part(bench, work, run, error) : 0;
 }
 
 int bench_policy_decode(
@@ -147,7 +152,9 @@ int bench_policy_decode(
             .run_own = bench_run_decode,
             .run_other = decode_full};
         work.decode.policy = &bench->policies[i];
-        work.decode.runs = bench_case_runs(bench) + (bench->config->profile ? STATISTICS_PAIRS : 0);
+        work.decode.runs = bench_case_runs(bench);
+        if (bench->config->profile)
+            work.decode.runs += (PART_PAIRS * PART_STEPS + full->steps - 1) / full->steps;
         code = bench_decode_prepare(&work.decode, error);
         if (code == 0)
             code = measure_decode(bench, &work, full_run, error);
