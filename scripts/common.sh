@@ -153,7 +153,8 @@ fetch_model() {
   rm -rf "$new"
 }
 
-# need_build FOLDER TARGETS MESON_OPTIONS...: configures once, and builds what changed. TARGETS: words; empty: all.
+# need_build FOLDER TARGETS MESON_OPTIONS...: configures once, anew when the options changed, and builds what changed.
+# TARGETS: words; empty: all.
 need_build() {
   with_lock build "$@"
 }
@@ -161,14 +162,16 @@ need_build() {
 build() {
   local folder=$root/$1 targets=$2
   shift 2
-  local log=$folder/build.log
-  if [ ! -f "$folder/build.ninja" ]; then
+  local log=$folder/build.log anew=
+  [ ! -f "$folder/build.ninja" ] || anew=--reconfigure
+  if [ -z "$anew" ] || [ "$(cat "$folder/options" 2>/dev/null)" != "$*" ]; then
     say "configuring $(basename "$folder")"
     mkdir -p "$folder"
-    meson setup "$folder" "$root" --buildtype=release "$@" >"$log" 2>&1 9>&- || {
+    meson setup $anew "$folder" "$root" --buildtype=release "$@" >"$log" 2>&1 9>&- || {
       tail -n 20 "$log" >&2
       die "cannot configure the build"
     }
+    echo "$*" >"$folder/options"
   fi
   # shellcheck disable=SC2086 # a list of words
   if ! ninja -C "$folder" -n $targets 2>/dev/null 9>&- | grep -q 'no work to do'; then

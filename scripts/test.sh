@@ -5,23 +5,23 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# Name, seconds it should take on two cores (a longer time is told, never a failure), what it does.
-# In the order of running; those marked + run only with --full or when named.
+# Name, seconds of CPU it should take (more is told, never a failure), what it does. In the order of starting, two at a
+# time from the third on; those marked + run only with --full or when named.
 stages='
-setup       180 packages, the default model, a Python environment in .venv
-build       150 everything with -Werror
-format       10 clang-format, where version 14 of it is installed
-unit        120 unit, model and parity tests (meson)
-logits      180 pytest tests/model: tokenizer and logits beside other implementations
-api          60 pytest tests/api: real clients against the server
-bench       120 pytest tests/bench: what bench prints
-eval        120 pytest tests/eval: what eval measures, beside the reference and recomputation
-scripts      60 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
-readme       30 pytest tests/readme: the examples of README.md as printed
-cuda        240 the CUDA backend against an emulated device: emulator, parity, the whole model (pytest tests/cuda)
-sanitizers  420 unit, parity and API tests with address and undefined-behaviour sanitizers
-tsan        180 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
-fuzz         60 seeded mutations of files and requests, with sanitizers
+setup       120 packages, the default model, a Python environment in .venv
+build       300 everything with -Werror
+sanitizers  840 unit, parity and API tests with address and undefined-behaviour sanitizers
+cuda        400 the CUDA backend against an emulated device: emulator, parity, the whole model (pytest tests/cuda)
+unit        300 unit, model and parity tests (meson)
+logits      300 pytest tests/model: tokenizer and logits beside other implementations
+tsan        350 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
+eval        220 pytest tests/eval: what eval measures, beside the reference and recomputation
+bench       220 pytest tests/bench: what bench prints
+fuzz        120 seeded mutations of files and requests, with sanitizers
+api         120 pytest tests/api: real clients against the server
+scripts     100 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
+readme       50 pytest tests/readme: the examples of README.md as printed
+format       20 clang-format, where version 14 of it is installed
 +reference  120 pytest tests/reference: the checks of the reference itself
 +tidy       300 clang-tidy, where it is installed
 '
@@ -39,7 +39,8 @@ The last line is "N passed, N failed", counted over all stages. Exit status 1 wh
   --help         this text
   -- ...         passed on to pytest, e.g. -- -k stream
 
-Builds: build-test (release), build-emulated (CUDA), build-asan, build-tsan. DISTILLCACHE_TEST_MODEL=FILE instead of the default model.
+Of several stages two run at a time; what one prints comes when it has ended.
+Builds: build-test (release, with an emulated CUDA device), build-asan, build-tsan. DISTILLCACHE_TEST_MODEL=FILE instead of the default model.
 TEXT
 }
 
@@ -68,9 +69,21 @@ need_setup() {
   setup_done=1
 }
 
+# The emulator of a CUDA device wants AVX2. No CUDA toolkit: kernels are compiled as C++ (cuda/README.md).
+can_emulate() {
+  grep -qw avx2 /proc/cpuinfo
+}
+
+# One build for the CPU and for CUDA: the CPU backend is the same code in both, and is what a program that emulates a device
+# runs on unless told otherwise. The builds with sanitizers have no CUDA backend.
 need_test_build() {
   need_setup
-  need_build build-test "" --werror -Dtests=true
+  local cuda=disabled
+  if can_emulate; then
+    cuda=emulated
+    need_packages g++
+  fi
+  need_build build-test "" --werror -Dtests=true -Dcuda=$cuda
 }
 
 need_asan_build() {
@@ -81,9 +94,6 @@ need_asan_build() {
 
 # The tests with several threads; the thread sanitizer has nothing to say about the others.
 thread_tests=(log scheduler server_loop store threads)
-
-# The tests of the CUDA emulator itself.
-emulator_tests=(cublaslt faults kernels traffic)
 
 need_tsan_build() {
   need_setup
@@ -103,9 +113,10 @@ run_meson() {
   meson test -C "$root/$folder" --no-rebuild --print-errorlogs "$@" 2>&1 | tee -a "$output"
 }
 
-# run_pytest BUILD PATH: nothing when there is no such path.
+# run_pytest BUILD PATH OPTION...: nothing when there is no such path.
 run_pytest() {
   local folder=$1 path=$2
+  shift 2
   [ -e "$root/$path" ] || {
     echo "there is no $path"
     return 0
@@ -113,7 +124,7 @@ run_pytest() {
   local status=0
   DISTILLCACHE_TEST_BUILD=$root/$folder DISTILLCACHE_TEST_SERVER=$root/$folder/distillcache PYTHONDONTWRITEBYTECODE=1 \
     "$root/.venv/bin/python" -m pytest -rs --durations=5 -p no:cacheprovider --color=no --junitxml="$output.xml" \
-    "$root/$path" ${pytest_options[@]+"${pytest_options[@]}"} || status=$?
+    "$root/$path" "$@" ${pytest_options[@]+"${pytest_options[@]}"} || status=$?
   # Counted from the file, since -q may leave out the line that says it.
   grep -o '<testsuite [^>]*>' "$output.xml" >>"$output" || true
   rm -f "$output.xml"
@@ -182,24 +193,27 @@ stage_readme() {
   run_pytest build-test tests/readme
 }
 
-# No CUDA toolkit: kernels are compiled as C++ (cuda/README.md). The emulator itself wants AVX2.
 stage_cuda() {
-  if ! grep -qw avx2 /proc/cpuinfo; then
+  if ! can_emulate; then
     say "cuda: skipped, the emulator needs a processor with AVX2"
     return 0
   fi
-  need_setup
-  need_packages g++
-  need_build build-emulated "distillcache tests/parity/parity ${emulator_tests[*]/#/tests/emulator/unit/test_emulator_}" --werror -Dtests=true -Dcuda=emulated
-  run_meson build-emulated --timeout-multiplier 3 "${emulator_tests[@]/#/emulator_}" parity_cuda
-  run_pytest build-emulated tests/cuda
+  need_test_build
+  run_meson build-test --timeout-multiplier 3 --suite emulator --suite cuda
+  run_pytest build-test tests/cuda
 }
 
 stage_sanitizers() {
   need_asan_build
   sanitizer_environment
   run_meson build-asan --suite unit --suite parity --timeout-multiplier 5
-  run_pytest build-asan tests/api
+  # Requests to the model, mostly on one with less arithmetic: its code is the same.
+  local slim=$root/build-asan/slim.gguf status=0
+  if [ ! "$slim" -nt "$DISTILLCACHE_TEST_MODEL" ] || [ ! "$slim" -nt "$root/tests/slim_model.py" ]; then
+    "$root/.venv/bin/python" "$root/tests/slim_model.py" "$DISTILLCACHE_TEST_MODEL" "$slim"
+  fi
+  DISTILLCACHE_TEST_MODEL=$slim run_pytest build-asan tests/api -m "not speaks" || status=1
+  run_pytest build-asan tests/api -m speaks && [ "$status" = 0 ]
 }
 
 stage_tsan() {
@@ -252,16 +266,15 @@ count_passed() {
   echo $((meson + pytest))
 }
 
-# run_stage NAME BUDGET: runs it, and appends a line to the summary.
-summary=
-total_passed=0
-total_failed=0
+# run_stage NAME BUDGET: runs it, and leaves its line of the summary and its counts in files. Called in a shell of its own,
+# whose children's seconds of CPU, user and system, are the stage's.
 run_stage() {
-  local name=$1 budget=$2 status=0 result=ok started seconds passed failed
+  local name=$1 budget=$2 status=0 result=ok started seconds cpu passed failed
+  output=$work/$name.output
   printf '\n==== %s\n' "$name"
   : >"$output"
   started=$(date +%s)
-  # A shell of its own, so that set -e holds inside: it does not in a function whose status is looked at.
+  # A shell within, so that set -e holds inside: it does not in a function whose status is looked at.
   set +e
   (
     set -e
@@ -270,16 +283,44 @@ run_stage() {
   status=$?
   set -e
   seconds=$(($(date +%s) - started))
+  times >"$work/$name.times"
+  cpu=$(awk 'NR == 2 { gsub(/[ms]/, " "); print int($1 * 60 + $2 + $3 * 60 + $4 + 0.5) }' "$work/$name.times")
   passed=$(count_passed)
   failed=$(count_failed)
   if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
     failed=1 # the stage itself: a build, a setup, a runner that did not start
   fi
   [ "$failed" = 0 ] || result=FAILED
-  total_passed=$((total_passed + passed))
-  total_failed=$((total_failed + failed))
-  summary+=$(printf '%-11s %-7s %5d passed %4d failed %5d s of %4d s%s' "$name" "$result" "$passed" "$failed" \
-    "$seconds" "$budget" "$([ "$seconds" -le "$budget" ] || echo '  over budget')")$'\n'
+  printf '%-11s %-7s %5d passed %4d failed %5d s, %5d of %4d s of CPU%s\n' "$name" "$result" "$passed" "$failed" \
+    "$seconds" "$cpu" "$budget" "$([ "$cpu" -le "$budget" ] || echo '  over budget')" >"$work/$name.line"
+  echo "$passed $failed" >"$work/$name.counts"
+}
+
+# Stages that run: process and name. What they print goes to files while there may be two.
+declare -A running=()
+
+# start_stage NAME BUDGET: in a process group of its own, that an interrupted run can end as a whole.
+start_stage() {
+  set -m
+  run_stage "$@" </dev/null >"$work/$1.log" 2>&1 &
+  set +m
+  running[$!]=$1
+}
+
+# wait_stage: until one of those running has ended; prints what it said.
+wait_stage() {
+  local ended
+  wait -n -p ended "${!running[@]}" || true
+  cat "$work/${running[$ended]}.log"
+  unset "running[$ended]"
+}
+
+end_run() {
+  local group
+  for group in "${!running[@]}"; do
+    kill -- "-$group" 2>/dev/null || true
+  done
+  rm -rf "$work"
 }
 
 chosen=()
@@ -328,17 +369,55 @@ for variable in ${!DISTILLCACHE_*}; do
   case $variable in DISTILLCACHE_TEST_*) ;; *) unset "$variable" ;; esac
 done
 
-output=$(mktemp)
-trap 'rm -f "$output" "$output.xml"' EXIT
+work=$(mktemp -d)
+trap end_run EXIT
+trap 'exit 130' INT TERM
+
+plan=()
+budgets=()
 while read -r name budget _; do
   [ -n "$name" ] || continue
   plain=${name#+}
   if [ ${#chosen[@]} -gt 0 ]; then
-    case " ${chosen[*]} " in *" $plain "*) run_stage "$plain" "$budget" ;; esac
-  elif [ "$name" = "$plain" ] || [ -n "$full" ]; then
-    run_stage "$plain" "$budget"
+    case " ${chosen[*]} " in *" $plain "*) ;; *) continue ;; esac
+  elif [ "$name" != "$plain" ] && [ -z "$full" ]; then
+    continue
   fi
+  plan+=("$plain")
+  budgets+=("$budget")
 done <<<"$stages"
 
-printf '\n%s\n%d passed, %d failed\n' "$summary" "$total_passed" "$total_failed"
+for i in "${!plan[@]}"; do
+  case ${plan[i]} in
+  setup | build) # what all others need
+    (run_stage "${plan[i]}" "${budgets[i]}")
+    continue
+    ;;
+  esac
+  if [ ${#plan[@]} = 1 ]; then
+    (run_stage "${plan[i]}" "${budgets[i]}")
+    continue
+  fi
+  [ ${#running[@]} -lt 2 ] || wait_stage
+  start_stage "${plan[i]}" "${budgets[i]}"
+done
+while [ ${#running[@]} -gt 0 ]; do
+  wait_stage
+done
+
+echo
+total_passed=0
+total_failed=0
+for name in ${plan[@]+"${plan[@]}"}; do
+  if [ -f "$work/$name.counts" ]; then
+    cat "$work/$name.line"
+    read -r passed failed <"$work/$name.counts"
+  else
+    printf '%-11s FAILED  its shell ended early\n' "$name"
+    passed=0 failed=1
+  fi
+  total_passed=$((total_passed + passed))
+  total_failed=$((total_failed + failed))
+done
+printf '\n%d passed, %d failed\n' "$total_passed" "$total_failed"
 [ "$total_failed" = 0 ]

@@ -30,6 +30,7 @@ def test_shape(server):
     assert usage["total_tokens"] == tokens + 4 and usage["prompt_tokens_details"]["cached_tokens"] >= 0
 
 
+@pytest.mark.speaks
 def test_openai_client(server):
     client = server.client()
     reply = client.completions.create(model=server.model, prompt=COUNT, max_tokens=6, temperature=0)
@@ -150,6 +151,7 @@ def test_usage_chunk_only_when_asked(server):
         assert chunks[-1]["usage"][name] == whole[name]
 
 
+@pytest.mark.speaks
 def test_stop_cuts_before_the_string(server):
     """Traps 3 and 4: the stop string spans tokens and does not appear."""
     full = text(greedy(server, COUNT, max_tokens=24))
@@ -160,6 +162,7 @@ def test_stop_cuts_before_the_string(server):
     assert text(greedy(server, COUNT, max_tokens=24, stop=["zzz", stop, full[10:15]])) == full[: full.index(stop)]
 
 
+@pytest.mark.speaks
 def test_end_token_and_ignore_eos(server):
     prompt = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"
     reply = greedy(server, prompt, max_tokens=200)
@@ -215,6 +218,7 @@ def test_echo_with_logprobs(server):
     assert longer["text"] == STORY + text(greedy(server, max_tokens=4))
 
 
+@pytest.mark.speaks
 def test_echoed_logprobs_are_those_of_generation(server):
     """A generated token scored again as part of a prompt has the same log-probability."""
     made = greedy(server, max_tokens=6, logprobs=0)["choices"][0]
