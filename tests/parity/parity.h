@@ -3,10 +3,11 @@
  * The parity harness: every backend operation against a plain C reference, on every backend and instruction tier that
  * this machine has, over seeded random shapes.
  *
- *   parity [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--time [--threads N] [--seconds S]]
+ *   parity [--seed N] [--rounds N] [--only TEXT] [--tier NAME] [--threads N] [--part K/N] [--time [--seconds S]]
  *
- * --tier: scalar, avx2, avx512, cuda. What the machine or the build lacks is skipped, and a line says so; so is what
- * calls an operation that a backend does not have.
+ * --tier: scalar, avx2, avx512, cuda, or cpu for the first three. What the machine or the build lacks is skipped, and a
+ * line says so; so is what calls an operation that a backend does not have. --part: each N-th case in all tiers, from
+ * case K on (from 0). The scalar tier runs with one thread unless --threads says otherwise.
  *
  * A case is a function that draws one random shape from `struct parity`, runs the operation on the backend, computes
  * the reference, and calls a parity_check_*. The harness runs it `rounds` times per backend, tier and thread count. To
@@ -69,6 +70,7 @@ struct parity {
     bool leads;        /* no run before this one has the same bits */
     bool skipped;      /* the case */
     uint32_t cases_skipped;
+    uint32_t cases_seen; /* of all families, chosen or not */
 };
 
 /* Ends a case before its first check, with a line that says why; its other rounds are left out. */

@@ -19,7 +19,8 @@
 #define MERGES 200
 #define SYMBOLS 700
 
-static int32_t merge_left[MERGES], merge_right[MERGES]; /* merge i makes id LETTERS + i */
+static int32_t merge_left[MERGES], merge_right[MERGES];    /* merge i makes id LETTERS + i */
+static int naive_rank[LETTERS + MERGES][LETTERS + MERGES]; /* of the first merge of a pair; MERGES: there is none */
 
 static uint32_t roll(uint64_t seed, uint32_t at, uint32_t sides) {
     uint32_t out[4];
@@ -27,19 +28,12 @@ static uint32_t roll(uint64_t seed, uint32_t at, uint32_t sides) {
     return out[0] % sides;
 }
 
-static int naive_rank(int32_t left, int32_t right) {
-    for (int rank = 0; rank < MERGES; rank++)
-        if (merge_left[rank] == left && merge_right[rank] == right)
-            return rank;
-    return MERGES;
-}
-
 static size_t naive_merge(int32_t *ids, size_t count) {
     for (;;) {
         int lowest = MERGES;
         size_t best = 0;
         for (size_t i = 0; i + 1 < count; i++) {
-            int rank = naive_rank(ids[i], ids[i + 1]);
+            int rank = naive_rank[ids[i]][ids[i + 1]];
             if (rank < lowest) {
                 lowest = rank;
                 best = i;
@@ -53,6 +47,14 @@ static size_t naive_merge(int32_t *ids, size_t count) {
     }
 }
 
+static void rank_pairs(void) {
+    for (int left = 0; left < LETTERS + MERGES; left++)
+        for (int right = 0; right < LETTERS + MERGES; right++)
+            naive_rank[left][right] = MERGES;
+    for (int rank = MERGES - 1; rank >= 0; rank--)
+        naive_rank[merge_left[rank]][merge_right[rank]] = rank;
+}
+
 /* A merge joins any two symbols that exist so far; some pairs come twice. */
 static struct bpe *make_merges(uint64_t seed) {
     struct bpe *bpe = bpe_create(MERGES);
@@ -63,6 +65,7 @@ static struct bpe *make_merges(uint64_t seed) {
         merge_right[i] = (int32_t)roll(seed, 2 * i + 1, i % 3 == 1 ? LETTERS + i : known);
         bpe_add(bpe, merge_left[i], merge_right[i], (int32_t)(LETTERS + i));
     }
+    rank_pairs();
     return bpe;
 }
 
