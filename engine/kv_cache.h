@@ -14,6 +14,10 @@
  * A block may be held in part, by a sequence that pruned some heads; its other pages count as free too, and are the
  * last to be taken back. Nothing of a pruned sequence is published, nor what it appends.
  *
+ * Attachments: whoever computed a prefix may leave memory with the block that ends it, of which this module knows the
+ * size and how to release it. It counts against the pool as a charge does, and as free like the pages of a block that
+ * nobody holds: it is released when pages are wanted, least recently used first, and with its block at the latest.
+ *
  * One thread (the engine thread) calls everything here.
  */
 #ifndef ENGINE_KV_CACHE_H
@@ -22,6 +26,8 @@
 #include "engine/backend.h"
 
 #define KV_NO_SLOT UINT32_MAX
+
+enum { KV_ATTACHED_PART = 8 }; /* attachments take at most this part of the pool */
 
 struct kv_cache;    /* opaque */
 struct kv_sequence; /* opaque */
@@ -138,16 +144,47 @@ int kv_sequence_restore(struct kv_sequence *sequence, const void *host, struct e
 /* Pages that restoring takes, or would take if it were saved now. */
 uint64_t kv_sequence_pages_saved(const struct kv_sequence *sequence);
 
+/* What is left with a block; the first member of what its owner allocated. */
+struct kv_attachment {
+    size_t bytes;                            /* that count against the pool */
+    void (*release)(struct kv_attachment *); /* frees it; may be called whenever pages are taken or memory charged */
+    /* The cache's: */
+    uint32_t block;
+    struct kv_attachment *next_of_block;
+    struct kv_attachment *older, *newer; /* by their last use, of all blocks */
+};
+
+/* Which attachments will do. */
+struct kv_attachment_wanted {
+    bool (*accepts)(const struct kv_attachment *attachment, const void *context);
+    const void *context;
+};
+
 /* Gives an empty sequence the longest published prefix of tokens [count], at most `limit` tokens, that the available
- * pages allow: returns how many tokens it now holds (a multiple of 16; 0 when nothing matched or sharing is off). */
-uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *tokens, uint32_t count, uint32_t limit);
+ * pages allow: returns how many tokens it now holds (a multiple of 16; 0 when nothing matched or sharing is off).
+ * wanted: only a prefix that has such an attachment at its end, which is *found then, and stays until the next call
+ * that takes pages or charges memory. NULL: any, and found is not used. */
+uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *tokens, uint32_t count, uint32_t limit,
+    const struct kv_attachment_wanted *wanted, struct kv_attachment **found);
 /* What adopt would return, and how many of those pages are held by nobody now (they would leave the free ones). */
-uint32_t kv_cache_match_prefix(
-    struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t *unheld_pages);
+uint32_t kv_cache_match_prefix(struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit,
+    const struct kv_attachment_wanted *wanted, uint32_t *unheld_pages);
+/* Gives the pages of an unpruned sequence back: it is empty again. */
+void kv_sequence_clear(struct kv_sequence *sequence);
 
 /* Publishes all complete blocks of an unpruned sequence whose tokens are tokens [L], once their slots are filled.
  * Blocks that are published already by others are skipped. Cheap to call after every step. */
 void kv_sequence_publish(struct kv_sequence *sequence, const int32_t *tokens);
+
+/* Whether `bytes` more could be left with the block that ends where the unpruned sequence does: it ends with one that
+ * is published, and there is a place for them, where other attachments give way. */
+bool kv_sequence_can_attach(const struct kv_sequence *sequence, size_t bytes);
+/* Leaves an attachment there, which is the cache's from then on; false: it could not, and nothing changed. */
+bool kv_sequence_attach(struct kv_sequence *sequence, struct kv_attachment *attachment);
+/* Whether there is one that is wanted already; it counts as used. */
+bool kv_sequence_has_attached(struct kv_sequence *sequence, const struct kv_attachment_wanted *wanted);
+size_t kv_cache_attached(const struct kv_cache *cache);      /* bytes of all attachments */
+size_t kv_cache_attached_most(const struct kv_cache *cache); /* that they may have; 0: no sharing of prefixes */
 
 /* Checks every count, list and reference against every other one; for tests. True when consistent. */
 bool kv_cache_check(const struct kv_cache *cache);

@@ -10,28 +10,27 @@ size_t kv_sequence_charged(const struct kv_sequence *sequence) {
 }
 
 size_t kv_cache_charged(const struct kv_cache *cache) {
-    return cache->charged;
+    return cache->pages.charged_bytes;
 }
 
 size_t kv_cache_pages_of(const struct kv_cache *cache, size_t bytes) {
-    size_t page_bytes = cache->pages.pool.page_bytes;
-    return bytes / page_bytes + (bytes % page_bytes != 0);
+    return kv_pages_of(&cache->pages, bytes);
 }
 
 int kv_sequence_charge(struct kv_sequence *sequence, size_t bytes, struct error *error) {
-    struct kv_cache *cache = sequence->cache;
-    struct kv_pages *pages = &cache->pages;
-    size_t total = cache->charged - sequence->charged;
+    struct kv_pages *pages = &sequence->cache->pages;
+    size_t total = pages->charged_bytes - sequence->charged;
     if (bytes > SIZE_MAX / 2 - total)
         return error_set(error, ERROR_PAGES, "%zu bytes are more than the KV pool has", bytes);
     total += bytes;
-    size_t charged = kv_cache_pages_of(cache, total);
+    size_t charged = kv_pages_of(pages, total);
     size_t most = (size_t)kv_pages_available(pages) + pages->charged;
     if (charged > most && charged > pages->charged)
         return error_set(error, ERROR_PAGES, "%zu bytes of statistics take %zu KV pages more, %u are free", bytes,
             charged - pages->charged, kv_pages_available(pages));
-    cache->charged = total;
+    pages->charged_bytes = total;
     sequence->charged = bytes;
     pages->charged = (uint32_t)charged;
+    kv_pages_fit_attachments(pages);
     return 0;
 }

@@ -39,11 +39,29 @@ static bool check_head(const struct kv_sequence *sequence, const struct kv_head 
 
 /* What is charged leaves that many pages alone. */
 static bool check_charges(const struct kv_cache *cache) {
-    size_t charged = 0, page_bytes = cache->pages.pool.page_bytes;
+    const struct kv_pages *pages = &cache->pages;
+    size_t charged = 0;
     for (const struct kv_sequence *s = cache->sequences; s != NULL; s = s->next)
         charged += s->charged;
-    return charged == cache->charged && cache->pages.charged == charged / page_bytes + (charged % page_bytes != 0) &&
-           cache->pages.charged <= cache->pages.free_count + cache->pages.idle_count;
+    return charged == pages->charged_bytes && pages->charged == kv_pages_of(pages, charged) &&
+           pages->charged <= pages->free_count + pages->idle_count;
+}
+
+/* Attachments are those of indexed blocks, and all of them have a place. */
+static bool check_attachments(const struct kv_pages *pages) {
+    size_t bytes = 0, of_blocks = 0, all = 0;
+    for (uint32_t block = 0; pages->index != NULL && block < pages->index->capacity; block++)
+        for (const struct kv_attachment *a = pages->attachments[block]; a != NULL; a = a->next_of_block, of_blocks++)
+            if (!pages->index->blocks[block].used || a->block != block)
+                return false;
+    const struct kv_attachment *older = NULL;
+    for (const struct kv_attachment *a = pages->oldest; a != NULL; older = a, a = a->newer, all++) {
+        if (a->older != older || all > of_blocks)
+            return false;
+        bytes += a->bytes;
+    }
+    return older == pages->newest && all == of_blocks && bytes == pages->attached_bytes &&
+           kv_pages_have_place(pages, bytes);
 }
 
 /* Counts the references of all sequences into references [total]. */
@@ -111,7 +129,8 @@ bool kv_cache_check(const struct kv_cache *cache) {
     bool *is_free = calloc(cache->pages.total, sizeof *is_free);
     bool consistent = references != NULL && is_free != NULL && cache->batch.copies == 0 &&
                       cache->batch.fresh_count == 0 && check_charges(cache) && check_sequences(cache, references) &&
-                      check_pages(&cache->pages, references, is_free) && check_blocks(&cache->pages);
+                      check_pages(&cache->pages, references, is_free) && check_blocks(&cache->pages) &&
+                      check_attachments(&cache->pages);
     free(references);
     free(is_free);
     return consistent;

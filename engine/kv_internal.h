@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of kv_cache.h: what its files (kv_cache.c, kv_append.c, kv_charge.c, kv_prune.c, kv_remove.c, kv_prefix.c,
- * kv_save.c, kv_check.c) and its tests share.
+ * The inside of kv_cache.h: what its files (kv_cache.c, kv_append.c, kv_attach.c, kv_charge.c, kv_prune.c,
+ * kv_remove.c, kv_prefix.c, kv_save.c, kv_check.c) and its tests share.
  */
 #ifndef ENGINE_KV_INTERNAL_H
 #define ENGINE_KV_INTERNAL_H
@@ -55,7 +55,6 @@ struct kv_cache {
     struct kv_sequence *sequences; /* a list of all, for kv_cache_check */
     struct kv_page_batch batch;    /* empty between calls */
     uint32_t *block_pages;         /* [layers * kv_heads] for publishing */
-    size_t charged;                /* bytes, of all sequences */
 };
 
 /* NULL when the layout has no such head. */

@@ -13,10 +13,14 @@ static void push_free(struct kv_pages *pages, uint32_t page) {
 static int allocate_all(struct kv_pages *pages, bool prefix_sharing) {
     pages->states = calloc(pages->total, sizeof *pages->states);
     pages->free_list = calloc(pages->total, sizeof *pages->free_list);
-    if (prefix_sharing)
-        pages->index = prefix_index_create(pages->total / pages->heads, pages->heads);
-    if (pages->states == NULL || pages->free_list == NULL || (prefix_sharing && pages->index == NULL))
+    if (pages->states == NULL || pages->free_list == NULL)
         return ERROR_MEMORY;
+    if (prefix_sharing) {
+        pages->index = prefix_index_create(pages->total / pages->heads, pages->heads);
+        pages->attachments = calloc(pages->total / pages->heads, sizeof(struct kv_attachment *));
+        if (pages->index == NULL || pages->attachments == NULL)
+            return ERROR_MEMORY;
+    }
     pages->pool.base =
         pages->backend->operations->allocate(pages->backend, (size_t)pages->total * pages->pool.page_bytes);
     return pages->pool.base == NULL ? ERROR_MEMORY : 0;
@@ -52,6 +56,9 @@ int kv_pages_create(struct kv_pages *pages, struct backend *backend, const struc
 }
 
 void kv_pages_free(struct kv_pages *pages) {
+    while (pages->oldest != NULL)
+        kv_pages_release_attachments(pages, pages->oldest->block);
+    free(pages->attachments);
     if (pages->pool.base != NULL)
         pages->backend->operations->release(pages->backend, pages->pool.base);
     prefix_index_free(pages->index);
@@ -65,6 +72,7 @@ uint32_t kv_pages_take(struct kv_pages *pages) {
         kv_pages_unpublish(pages, prefix_index_oldest(pages->index));
     uint32_t page = pages->free_list[--pages->free_count];
     pages->states[page].references = 1;
+    kv_pages_fit_attachments(pages);
     return page;
 }
 
@@ -76,6 +84,7 @@ void kv_pages_hold(struct kv_pages *pages, uint32_t page) {
     }
     pages->idle_count--;
     prefix_index_page_held(pages->index, state->block);
+    kv_pages_fit_attachments(pages);
 }
 
 void kv_pages_drop(struct kv_pages *pages, uint32_t page) {
@@ -105,6 +114,7 @@ uint32_t kv_pages_publish(
 
 static void unpublish_leaf(struct kv_pages *pages, uint32_t block) {
     const uint32_t *block_pages = prefix_index_pages(pages->index, block);
+    kv_pages_release_attachments(pages, block);
     prefix_index_remove(pages->index, block);
     for (uint32_t i = 0; i < pages->heads; i++) {
         struct kv_page_state *state = &pages->states[block_pages[i]];

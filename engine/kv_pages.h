@@ -12,6 +12,7 @@
 #ifndef ENGINE_KV_PAGES_H
 #define ENGINE_KV_PAGES_H
 
+#include "engine/kv_cache.h"
 #include "engine/prefix_index.h"
 
 struct kv_page_state {
@@ -28,9 +29,15 @@ struct kv_pages {
     uint32_t *free_list; /* [total] a stack */
     uint32_t free_count;
     uint32_t idle_count;        /* published pages that nobody holds */
-    uint32_t charged;           /* available pages that must not be taken: memory elsewhere counts against the pool */
+    size_t charged_bytes;       /* memory of sequences elsewhere that counts against the pool */
+    uint32_t charged;           /* the pages that it would fill, which must not be taken */
     uint32_t shared_count;      /* pages that several sequences hold */
     struct prefix_index *index; /* NULL: no sharing of prefixes */
+    /* Attachments: the first of each block [index->capacity], and all of them, least recently used first. The pages
+     * that they would fill beside the charges are not held: free + idle >= pages of (charged + attached). */
+    struct kv_attachment **attachments;
+    struct kv_attachment *oldest, *newest;
+    size_t attached_bytes;
     bool poison_free;
 };
 
@@ -39,7 +46,7 @@ int kv_pages_create(struct kv_pages *pages, struct backend *backend, const struc
     bool prefix_sharing, bool poison_free, struct error *error);
 void kv_pages_free(struct kv_pages *pages);
 
-/* Pages that can be taken. */
+/* Pages that can be taken. Attachments give way. */
 static inline uint32_t kv_pages_available(const struct kv_pages *pages) {
     return pages->free_count + pages->idle_count - pages->charged;
 }
@@ -64,7 +71,27 @@ void kv_pages_drop(struct kv_pages *pages, uint32_t page);
 uint32_t kv_pages_publish(
     struct kv_pages *pages, uint32_t parent, const int32_t tokens[KV_PAGE_SLOTS], const uint32_t *block_pages);
 
-/* Removes a block and all that follow it from the index: idle pages become free, held ones their holders' own. */
+/* Removes a block and all that follow it from the index: idle pages become free, held ones their holders' own, and
+ * attachments are released. */
 void kv_pages_unpublish(struct kv_pages *pages, uint32_t block);
+
+/* Pages that so many bytes amount to, rounded up. */
+static inline size_t kv_pages_of(const struct kv_pages *pages, size_t bytes) {
+    size_t page_bytes = pages->pool.page_bytes;
+    return bytes / page_bytes + (bytes % page_bytes != 0);
+}
+
+/* kv_attach.c */
+
+/* The block's first attachment that is wanted; NULL: none. */
+struct kv_attachment *kv_pages_attachment(
+    const struct kv_pages *pages, uint32_t block, const struct kv_attachment_wanted *wanted);
+/* It is the last to give way from now on. */
+void kv_pages_touch_attachment(struct kv_pages *pages, struct kv_attachment *attachment);
+/* Whether so many bytes of attachments have a place beside what is held and charged. */
+bool kv_pages_have_place(const struct kv_pages *pages, size_t attached_bytes);
+/* After pages were taken or charged: releases attachments, the least recently used first, until the rest fits. */
+void kv_pages_fit_attachments(struct kv_pages *pages);
+void kv_pages_release_attachments(struct kv_pages *pages, uint32_t block); /* of a block */
 
 #endif

@@ -40,28 +40,50 @@ static uint32_t unheld_of_block(const struct prefix_index *index, uint32_t block
     return index->pages_a_block - index->blocks[block].pages_held;
 }
 
-/* The same as far as there are available pages: those that nobody holds leave them when the prefix is taken. */
-static uint32_t find_prefix(
-    const struct kv_pages *pages, const int32_t *tokens, uint32_t most, uint32_t *last, uint32_t *unheld_pages) {
-    const struct prefix_index *index = pages->index;
-    uint32_t blocks = match_blocks(index, tokens, most, last);
-    *unheld_pages = 0;
-    for (uint32_t block = *last; block != PREFIX_NO_BLOCK; block = index->blocks[block].parent)
-        *unheld_pages += unheld_of_block(index, block);
-    for (; *unheld_pages > kv_pages_available(pages); blocks--) {
-        *unheld_pages -= unheld_of_block(index, *last);
-        *last = index->blocks[*last].parent;
-    }
-    return blocks;
+/* A prefix in the index. */
+struct found_prefix {
+    uint32_t blocks;
+    uint32_t last;   /* PREFIX_NO_BLOCK without any */
+    uint32_t unheld; /* pages of them that nobody holds: they leave the available ones when the prefix is taken */
+    struct kv_attachment *attachment; /* NULL when none is wanted */
+};
+
+/* Whether its pages can be taken, and what is attached to it stays. */
+static bool can_be_taken(const struct kv_pages *pages, const struct found_prefix *found, bool wanted) {
+    if (!wanted)
+        return found->unheld <= kv_pages_available(pages);
+    if (found->attachment == NULL)
+        return false;
+    size_t beside = kv_pages_of(pages, pages->charged_bytes + found->attachment->bytes);
+    return found->unheld + beside <= (size_t)pages->free_count + pages->idle_count;
 }
 
-uint32_t kv_cache_match_prefix(
-    struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t *unheld_pages) {
-    uint32_t last;
+/* The longest that is there, ends as wanted, and can be taken. */
+static struct found_prefix find_prefix(
+    const struct kv_pages *pages, const int32_t *tokens, uint32_t most, const struct kv_attachment_wanted *wanted) {
+    const struct prefix_index *index = pages->index;
+    struct found_prefix found = {0};
+    found.blocks = match_blocks(index, tokens, most, &found.last);
+    for (uint32_t block = found.last; block != PREFIX_NO_BLOCK; block = index->blocks[block].parent)
+        found.unheld += unheld_of_block(index, block);
+    for (; found.blocks > 0; found.blocks--) {
+        found.attachment = wanted != NULL ? kv_pages_attachment(pages, found.last, wanted) : NULL;
+        if (can_be_taken(pages, &found, wanted != NULL))
+            break;
+        found.unheld -= unheld_of_block(index, found.last);
+        found.last = index->blocks[found.last].parent;
+    }
+    return found;
+}
+
+uint32_t kv_cache_match_prefix(struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit,
+    const struct kv_attachment_wanted *wanted, uint32_t *unheld_pages) {
     *unheld_pages = 0;
     if (cache->pages.index == NULL)
         return 0;
-    return find_prefix(&cache->pages, tokens, blocks_within(count, limit), &last, unheld_pages) * KV_PAGE_SLOTS;
+    struct found_prefix found = find_prefix(&cache->pages, tokens, blocks_within(count, limit), wanted);
+    *unheld_pages = found.unheld;
+    return found.blocks * KV_PAGE_SLOTS;
 }
 
 static void hold_block(struct kv_sequence *sequence, uint32_t number, uint32_t block) {
@@ -73,15 +95,20 @@ static void hold_block(struct kv_sequence *sequence, uint32_t number, uint32_t b
     }
 }
 
-uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *tokens, uint32_t count, uint32_t limit) {
+uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *tokens, uint32_t count, uint32_t limit,
+    const struct kv_attachment_wanted *wanted, struct kv_attachment **found) {
     struct kv_pages *pages = &sequence->cache->pages;
     if (pages->index == NULL || sequence->length > 0)
         return 0;
-    uint32_t last, unheld;
-    uint32_t blocks = find_prefix(pages, tokens, blocks_within(count, limit), &last, &unheld);
+    struct found_prefix prefix = find_prefix(pages, tokens, blocks_within(count, limit), wanted);
+    uint32_t blocks = prefix.blocks, last = prefix.last;
     for (uint32_t i = 0; i < pages->heads; i++)
         if (kv_head_reserve_pages(&sequence->heads[i], blocks) != 0)
-            return 0; /* computing the prefix instead is always possible */
+            return 0;                   /* computing the prefix instead is always possible */
+    if (blocks > 0 && wanted != NULL) { /* others give way to the pages */
+        kv_pages_touch_attachment(pages, prefix.attachment);
+        *found = prefix.attachment;
+    }
     remember_block(sequence, blocks, last);
     for (uint32_t number = blocks; number-- > 0; last = pages->index->blocks[last].parent)
         hold_block(sequence, number, last);
@@ -92,6 +119,16 @@ uint32_t kv_sequence_adopt_prefix(struct kv_sequence *sequence, const int32_t *t
     }
     sequence->length = blocks * KV_PAGE_SLOTS;
     return sequence->length;
+}
+
+void kv_sequence_clear(struct kv_sequence *sequence) {
+    kv_sequence_drop_pages(sequence);
+    for (uint32_t i = 0; i < sequence->cache->pages.heads; i++) {
+        struct kv_head *head = &sequence->heads[i];
+        head->pages_count = head->slots = head->first_new = 0;
+    }
+    sequence->length = 0;
+    remember_block(sequence, 0, PREFIX_NO_BLOCK);
 }
 
 static uint32_t publish_block(

@@ -354,7 +354,7 @@ uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens,
         limit = 0;
     if (limit == 0 || sequence_reserve_tokens(sequence, count) != 0)
         return 0;
-    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, limit);
+    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, limit, NULL, NULL);
     memcpy(sequence->tokens, tokens, reused * sizeof *tokens);
     return reused;
 }

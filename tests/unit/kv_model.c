@@ -153,10 +153,8 @@ int twin_append(struct twin *twin, const int32_t *tokens, uint32_t count) {
     return 0;
 }
 
-uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit) {
-    uint32_t adopted = kv_sequence_adopt_prefix(twin->real, tokens, count, limit);
-    failing_malloc_disarm();
-    REQUIRE(adopted <= count && adopted <= limit && adopted % KV_PAGE_SLOTS == 0);
+/* The model's side of a prefix that the real side has. */
+static void learn_prefix(struct twin *twin, const int32_t *tokens, uint32_t adopted) {
     learn_tokens(twin, tokens, adopted);
     for (uint32_t h = 0; h < MODEL_HEADS; h++) {
         twin->heads[h].slots = calloc(adopted + 1, sizeof(struct model_slot));
@@ -168,6 +166,103 @@ uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, ui
             twin->heads[h].slots[i] = (struct model_slot){i, twin->content};
     }
     twin->length = adopted;
+}
+
+uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit) {
+    uint32_t adopted = kv_sequence_adopt_prefix(twin->real, tokens, count, limit, NULL, NULL);
+    failing_malloc_disarm();
+    REQUIRE(adopted <= count && adopted <= limit && adopted % KV_PAGE_SLOTS == 0);
+    learn_prefix(twin, tokens, adopted);
+    return adopted;
+}
+
+void twin_clear(struct twin *twin) {
+    REQUIRE(!twin->pruned);
+    kv_sequence_clear(twin->real);
+    for (uint32_t h = 0; h < MODEL_HEADS; h++)
+        twin->heads[h].count = 0;
+    twin->length = 0;
+    twin->content = 0;
+}
+
+/* ---- notes ---- */
+
+struct note *kv_model_notes;
+
+static void release_note(struct kv_attachment *attachment) {
+    struct note *note = (struct note *)attachment, **link = &kv_model_notes;
+    while (*link != note) {
+        REQUIRE(*link != NULL); /* it lives */
+        link = &(*link)->next;
+    }
+    *link = note->next;
+    free(note);
+}
+
+static bool is_of_kind(const struct kv_attachment *attachment, const void *context) {
+    return ((const struct note *)attachment)->kind == *(const uint32_t *)context;
+}
+
+bool twin_leave_note(struct twin *twin, uint32_t kind, size_t bytes) {
+    const struct kv_cache *cache = twin->real->cache;
+    struct kv_attachment_wanted wanted = {is_of_kind, &kind};
+    bool at_end = !twin->pruned && twin->length > 0 && twin->length % KV_PAGE_SLOTS == 0;
+    bool can = kv_sequence_can_attach(twin->real, bytes);
+    uint32_t available = kv_cache_pages_free(cache);
+    REQUIRE(!can || at_end);
+    if (kv_sequence_has_attached(twin->real, &wanted)) {
+        REQUIRE(at_end);
+        return false;
+    }
+    struct note *note = calloc(1, sizeof *note);
+    *note = (struct note){{.bytes = bytes, .release = release_note}, kv_model_notes, twin->content, twin->length, kind};
+    kv_model_notes = note;
+    bool left = kv_sequence_attach(twin->real, &note->attachment);
+    REQUIRE(left == can && kv_cache_pages_free(cache) == available);
+    if (!left)
+        release_note(&note->attachment);
+    REQUIRE(left == kv_sequence_has_attached(twin->real, &wanted));
+    return left;
+}
+
+/* The content of the last of a text's tokens. */
+static uint64_t content_of(const int32_t *tokens, uint32_t count) {
+    struct twin unpruned = {0};
+    uint64_t content = 0;
+    for (uint32_t i = 0; i < count; i++)
+        content = next_content(&unpruned, content, tokens[i]);
+    return content;
+}
+
+uint32_t kv_model_longest_noted(
+    struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t kind) {
+    uint32_t longest = 0, held = kv_cache_pages_total(cache) - cache->pages.free_count - cache->pages.idle_count;
+    for (const struct note *note = kv_model_notes; note != NULL; note = note->next) {
+        uint32_t length = note->length, unheld;
+        if (note->kind != kind || length <= longest || length > count || length > limit ||
+            note->content != content_of(tokens, length))
+            continue;
+        if (kv_cache_match_prefix(cache, tokens, length, length, NULL, &unheld) < length)
+            continue;
+        size_t beside = kv_cache_pages_of(cache, kv_cache_charged(cache) + note->attachment.bytes);
+        if (held + unheld + beside <= kv_cache_pages_total(cache))
+            longest = length;
+    }
+    return longest;
+}
+
+uint32_t twin_adopt_noted(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t kind) {
+    struct kv_attachment_wanted wanted = {is_of_kind, &kind};
+    struct kv_attachment *found = NULL;
+    uint32_t adopted = kv_sequence_adopt_prefix(twin->real, tokens, count, limit, &wanted, &found);
+    failing_malloc_disarm();
+    REQUIRE(adopted <= count && adopted <= limit && adopted % KV_PAGE_SLOTS == 0);
+    learn_prefix(twin, tokens, adopted);
+    const struct note *note = kv_model_notes;
+    while (note != NULL && &note->attachment != found)
+        note = note->next;
+    REQUIRE((adopted > 0) == (found != NULL) && (note != NULL) == (found != NULL)); /* it still lives */
+    REQUIRE(note == NULL || (note->length == adopted && note->content == twin->content && note->kind == kind));
     return adopted;
 }
 
@@ -372,7 +467,13 @@ void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t 
     size_t charged = 0, page_bytes = kv_cache_pool(cache)->page_bytes;
     for (uint32_t t = 0; t < count; t++)
         charged += twins[t]->charged;
+    size_t noted = 0;
+    for (const struct note *note = kv_model_notes; note != NULL; note = note->next)
+        noted += note->attachment.bytes;
     REQUIRE(kv_cache_charged(cache) == charged);
+    REQUIRE(kv_cache_attached(cache) == noted && noted <= kv_cache_attached_most(cache));
+    REQUIRE(count_held(cache, twins, count) + (charged + noted + page_bytes - 1) / page_bytes <=
+            kv_cache_pages_total(cache));
     REQUIRE(kv_cache_check(cache));
     REQUIRE(kv_cache_pages_free(cache) + count_held(cache, twins, count) + (charged + page_bytes - 1) / page_bytes ==
             kv_cache_pages_total(cache));

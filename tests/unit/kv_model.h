@@ -61,13 +61,34 @@ void twin_save(struct twin *twin);
 int twin_restore(struct twin *twin);
 void twin_publish(struct twin *twin);
 uint32_t twin_adopt(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit);
+void twin_clear(struct twin *twin); /* unpruned: empty again */
+
+/* What twins leave with prefixes: a note of one of a few kinds about the tokens up to the block's end. Those that live
+ * are listed here; the cache's release takes them off. */
+struct note {
+    struct kv_attachment attachment; /* the first member */
+    struct note *next;
+    uint64_t content; /* of the last token */
+    uint32_t length;
+    uint32_t kind;
+};
+extern struct note *kv_model_notes;
+
+/* Leaves a note at the twin's end if it can be left there; requires that it can only be where blocks end. */
+bool twin_leave_note(struct twin *twin, uint32_t kind, size_t bytes);
+/* The prefix that adopting with a note of this kind must find. */
+uint32_t kv_model_longest_noted(
+    struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t kind);
+/* As twin_adopt, with such a note; requires that it is about these tokens. */
+uint32_t twin_adopt_noted(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t kind);
 
 /* Compares one head, or all of them, with the real side: slots, positions, order, keys, values. */
 void twin_compare_head(const struct twin *twin, uint32_t head);
 void twin_compare(const struct twin *twin);
 
 /* Requires that kv_cache_check is content, that pages free, pages held by twins [count] and pages that their charges
- * stand for make up the pool, and that the pages of the free list are poisoned, unless the cache does not do that. */
+ * stand for make up the pool, that living notes have a place beside those, and that the pages of the free list are
+ * poisoned, unless the cache does not do that. */
 void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t count);
 
 #endif

@@ -140,7 +140,7 @@ static void test_prefix_of_a_live_sequence(void **state) {
     struct twin *twins[2] = {computed(cache, one, 1500)};
     assert_int_equal(twin_append(twins[0], more, 1), 0);
     uint32_t unheld, available = kv_cache_pages_free(cache);
-    assert_int_equal(kv_cache_match_prefix(cache, two, 1500, 1499, &unheld), 992);
+    assert_int_equal(kv_cache_match_prefix(cache, two, 1500, 1499, NULL, &unheld), 992);
     assert_int_equal(unheld, 0);
     twins[1] = twin_create(cache);
     assert_int_equal(twin_adopt(twins[1], two, 1500, 1499), 62 * 16);
@@ -152,7 +152,7 @@ static void test_prefix_of_a_live_sequence(void **state) {
     twin_compare(twins[0]);
     twin_compare(twins[1]);
     kv_model_check(cache, twins, 2);
-    assert_int_equal(kv_sequence_adopt_prefix(twins[1]->real, one, 1500, 1500), 0); /* not empty */
+    assert_int_equal(kv_sequence_adopt_prefix(twins[1]->real, one, 1500, 1500, NULL, NULL), 0); /* not empty */
     twin_free(twins[0]);
     twin_free(twins[1]);
     free(one);
@@ -167,15 +167,16 @@ static void test_adopt_limits(void **state) {
     int32_t *tokens = make_tokens(64, 1), *other = make_tokens(64, 2);
     struct twin *twin = computed(cache, tokens, 64);
     uint32_t unheld;
-    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 64, &unheld), 64);
-    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 63, &unheld), 48);
-    assert_int_equal(kv_cache_match_prefix(cache, tokens, 31, 64, &unheld), 16);
-    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 15, &unheld), 0);
-    assert_int_equal(kv_cache_match_prefix(cache, tokens, 0, 0, &unheld), 0);
-    assert_int_equal(kv_cache_match_prefix(cache, other, 64, 64, &unheld), 0);
-    assert_int_equal(kv_cache_match_prefix(cache, tokens + 16, 48, 48, &unheld), 0); /* the same tokens elsewhere */
+    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 64, NULL, &unheld), 64);
+    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 63, NULL, &unheld), 48);
+    assert_int_equal(kv_cache_match_prefix(cache, tokens, 31, 64, NULL, &unheld), 16);
+    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 15, NULL, &unheld), 0);
+    assert_int_equal(kv_cache_match_prefix(cache, tokens, 0, 0, NULL, &unheld), 0);
+    assert_int_equal(kv_cache_match_prefix(cache, other, 64, 64, NULL, &unheld), 0);
+    assert_int_equal(
+        kv_cache_match_prefix(cache, tokens + 16, 48, 48, NULL, &unheld), 0); /* the same tokens elsewhere */
     twin_free(twin);
-    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 64, &unheld), 64);
+    assert_int_equal(kv_cache_match_prefix(cache, tokens, 64, 64, NULL, &unheld), 64);
     assert_int_equal(unheld, 16);
     free(tokens);
     free(other);
@@ -184,7 +185,7 @@ static void test_adopt_limits(void **state) {
 
 static uint32_t matched(struct kv_cache *cache, const int32_t *tokens, uint32_t count) {
     uint32_t unheld;
-    return kv_cache_match_prefix(cache, tokens, count, count, &unheld);
+    return kv_cache_match_prefix(cache, tokens, count, count, NULL, &unheld);
 }
 
 static void test_published_pages_outlive_their_sequence(void **state) {

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { STEPS = 12000, TWINS_MAX = 10, DOCUMENTS = 5, DOCUMENT_TOKENS = 160, TOKENS_MAX = 300 };
+enum { STEPS = 12000, TWINS_MAX = 10, DOCUMENTS = 5, DOCUMENT_TOKENS = 160, TOKENS_MAX = 300, NOTE_KINDS = 2 };
 
 struct run {
     uint64_t seed;
@@ -26,7 +26,7 @@ struct run {
     int32_t documents[DOCUMENTS][DOCUMENT_TOKENS];
     /* What happened, so that a run that tests nothing fails: */
     uint32_t out_of_pages, out_of_memory, adopted, reused, preempted, keeps_refused, taken_back;
-    uint32_t prunes, prunes_refused, swapped, charged;
+    uint32_t prunes, prunes_refused, swapped, charged, notes, noted, cleared;
 };
 
 static uint32_t draw(struct run *run, uint32_t below) {
@@ -68,6 +68,8 @@ static void note_code(struct run *run, int code) {
 static int prefill(struct run *run, struct twin *twin, const int32_t *tokens, uint32_t count) {
     while (twin->length < count) {
         uint32_t chunk = 1 + draw(run, 40);
+        if (draw(run, 2) == 0) /* to the end of a block */
+            chunk = (chunk / KV_PAGE_SLOTS + 1) * KV_PAGE_SLOTS - twin->length % KV_PAGE_SLOTS;
         if (chunk > count - twin->length)
             chunk = count - twin->length;
         arm(run);
@@ -77,8 +79,33 @@ static int prefill(struct run *run, struct twin *twin, const int32_t *tokens, ui
             return code;
         if (draw(run, 2) == 0)
             twin_publish(twin);
+        if (draw(run, 2) == 0)
+            run->notes += twin_leave_note(twin, draw(run, NOTE_KINDS), draw(run, 1500));
     }
     return 0;
+}
+
+static void adopt(struct run *run, struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit) {
+    uint32_t unheld, available = kv_cache_pages_free(run->cache);
+    uint32_t matched = kv_cache_match_prefix(run->cache, tokens, count, limit, NULL, &unheld);
+    arm(run);
+    uint32_t adopted = twin_adopt(twin, tokens, count, limit);
+    disarm(run, adopted != matched);
+    REQUIRE(adopted == matched || adopted == 0);
+    REQUIRE(kv_cache_pages_free(run->cache) == available - (adopted > 0 ? unheld : 0));
+    run->adopted += adopted;
+}
+
+/* Only as far as there is a note. */
+static void adopt_noted(struct run *run, struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit) {
+    uint32_t kind = draw(run, NOTE_KINDS);
+    uint32_t longest =
+        run->cache->pages.index != NULL ? kv_model_longest_noted(run->cache, tokens, count, limit, kind) : 0;
+    arm(run);
+    uint32_t adopted = twin_adopt_noted(twin, tokens, count, limit, kind);
+    disarm(run, adopted != longest);
+    REQUIRE(adopted == longest || adopted == 0);
+    run->noted += adopted;
 }
 
 /* A new twin that computes tokens [count], reusing what is published of them. */
@@ -89,16 +116,17 @@ static void add_twin(struct run *run, const int32_t *tokens, uint32_t count) {
     if (twin == NULL)
         return;
     run->twins[run->twins_count++] = twin;
-    uint32_t limit = draw(run, 4) == 0 ? draw(run, count + 1) : count - 1, unheld;
-    uint32_t available = kv_cache_pages_free(run->cache);
-    uint32_t matched = kv_cache_match_prefix(run->cache, tokens, count, limit, &unheld);
-    arm(run);
-    uint32_t adopted = twin_adopt(twin, tokens, count, limit);
-    disarm(run, adopted != matched);
-    REQUIRE(adopted == matched || adopted == 0);
-    REQUIRE(kv_cache_pages_free(run->cache) == available - (adopted > 0 ? unheld : 0));
-    run->adopted += adopted;
+    uint32_t limit = draw(run, 4) == 0 ? draw(run, count + 1) : count - 1;
+    if (draw(run, 2) == 0)
+        adopt(run, twin, tokens, count, limit);
+    else
+        adopt_noted(run, twin, tokens, count, limit);
     twin_compare(twin);
+    if (draw(run, 8) == 0) {
+        run->cleared += twin->length > 0;
+        twin_clear(twin);
+        twin_compare(twin);
+    }
     int code = prefill(run, twin, tokens, count);
     if (code == 0 && draw(run, 4) > 0)
         twin_publish(twin);
@@ -301,6 +329,18 @@ static uint64_t weak_hash(uint64_t before, const int32_t tokens[KV_PAGE_SLOTS]) 
     return (before + (uint32_t)tokens[0]) & 1;
 }
 
+/* A note that the cache still has when it is freed. */
+static void leave_last_note(struct run *run) {
+    struct twin *twin = twin_create(run->cache);
+    REQUIRE(twin_append(twin, run->documents[0], 2 * KV_PAGE_SLOTS) == 0);
+    twin_publish(twin);
+    REQUIRE(twin_leave_note(twin, NOTE_KINDS, 100));
+    kv_model_check(run->cache, &twin, 1);
+    twin_free(twin);
+    kv_model_check(run->cache, NULL, 0);
+    REQUIRE(kv_model_notes != NULL);
+}
+
 static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bool poison) {
     struct run run = {.seed = seed};
     run.cache = kv_model_cache(&run.plain, pages, sharing);
@@ -327,14 +367,18 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
     REQUIRE(kv_cache_pages_free(run.cache) == pages);
     print_message(
         "seed %llu: out of pages %u, out of memory %u, adopted %u, reused %u, preempted %u, keeps refused %u, copied "
-        "%llu, taken back %u, prunes %u, refused %u, swapped %u, charged %u\n",
+        "%llu, taken back %u, prunes %u, refused %u, swapped %u, charged %u, notes %u, noted %u, cleared %u\n",
         (unsigned long long)seed, run.out_of_pages, run.out_of_memory, run.adopted, run.reused, run.preempted,
         run.keeps_refused, (unsigned long long)run.plain.pages_copied, run.taken_back, run.prunes, run.prunes_refused,
-        run.swapped, run.charged);
+        run.swapped, run.charged, run.notes, run.noted, run.cleared);
     REQUIRE(run.out_of_pages > 100 && run.out_of_memory > 20 && run.reused > 100 && run.preempted > 100);
     REQUIRE(run.plain.pages_copied > 100 && run.prunes > 200 && run.swapped > 100 && run.charged > 100);
     REQUIRE(!sharing || (run.adopted > 1000 && run.taken_back > 50 && run.keeps_refused > 0));
+    REQUIRE(!sharing || (run.notes > 100 && run.noted > 300 && run.cleared > 30));
+    if (sharing)
+        leave_last_note(&run);
     kv_cache_free(run.cache);
+    REQUIRE(kv_model_notes == NULL);
 }
 
 static void test_shared_prefixes(void **state) {
