@@ -149,7 +149,8 @@ uint32_t choice_chunk(const struct choice *choice) {
     if (choice_is_past_prompt(choice))
         return 1;
     uint32_t of_prompt = choice_prompt(choice)->count - sequence_length(choice->sequence);
-    uint32_t room = sequence_room(choice->sequence);
+    uint32_t room = sequence_room(choice->sequence), snapshot = sequence_snapshot_room(choice->sequence);
+    room = room < snapshot ? room : snapshot;
     return of_prompt < room ? of_prompt : room;
 }
 

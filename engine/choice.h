@@ -89,7 +89,8 @@ bool choice_is_leader(const struct choice *choice);     /* computes its prompt f
 /* Its next step computes one token beyond its prompt: a token just sampled, or one that is replayed. */
 bool choice_is_decoding(const struct choice *choice);
 bool choice_is_past_prompt(const struct choice *choice); /* has a sequence, which has seen the whole prompt */
-/* Tokens that its next step may compute at most: choice_remaining, or up to where its policy prunes. */
+/* Tokens that its next step may compute at most: choice_remaining, or up to where its policy prunes, or statistics are
+ * kept for others with the same prefix. */
 uint32_t choice_chunk(const struct choice *choice);
 /* NULL when nothing of it is ever evicted. */
 const struct policy_settings *choice_policy(const struct choice *choice);

@@ -288,8 +288,10 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
         .wanted_count = engine->wanted_count,
     };
     transformer_forward(engine->transformer, &batch);
-    for (uint32_t i = 0; i < items_count; i++)
+    for (uint32_t i = 0; i < items_count; i++) {
         kv_sequence_publish(items[i].sequence->kv, items[i].sequence->tokens);
+        sequence_leave_snapshot(items[i].sequence);
+    }
     return 0;
 }
 

@@ -56,8 +56,17 @@ struct kv_sequence *sequence_kv(struct sequence *sequence);
 
 /* Gives an empty sequence the published prefix of tokens [count], never all of it: at least one token is left to
  * compute, and as many as its policy's statistics need to be what they would be without (policy_fresh_tokens; call
- * sequence_set_policy before). Returns the number of tokens taken. */
+ * sequence_set_policy before). Where statistics are sums over all queries, only a prefix that a snapshot of them was
+ * left with; and from then on the sequence leaves snapshots where its own prompt may be reused (prefix.c). Returns the
+ * number of tokens taken. */
 uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens, uint32_t count);
+/* What sequence_reuse_prefix would take of tokens [limit] for a sequence with these settings (NULL: no policy), and how
+ * many of those pages nobody holds now. limit: policy_reusable_tokens of its prompt. */
+uint32_t engine_match_prefix(const struct engine *engine, const struct policy_settings *settings, const int32_t *tokens,
+    uint32_t limit, uint32_t *unheld_pages);
+/* Tokens of the prompt up to the next snapshot: a batch that ends there lets it be left, one that goes beyond does
+ * without. UINT32_MAX: none is wanted. */
+uint32_t sequence_snapshot_room(const struct sequence *sequence);
 
 /* ---- eviction ---- */
 
@@ -145,6 +154,8 @@ double engine_ratio_of_bytes(
  */
 size_t sequence_statistics_bytes(const struct sequence *sequence);
 size_t engine_statistics_bytes(const struct engine *engine);
+/* Bytes of snapshots of statistics, which count as free memory of the pool. */
+size_t engine_snapshot_bytes(const struct engine *engine);
 
 /* What a sequence holds of the cache. Not of one that is swapped out. */
 struct sequence_memory {

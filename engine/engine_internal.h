@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of engine.h: what its files (engine.c, sequence.c, prune.c, prune_plan.c, features.c, rotation.c, swap.c,
- * demand.c) share.
+ * The inside of engine.h: what its files (engine.c, sequence.c, prefix.c, prune.c, prune_plan.c, features.c,
+ * rotation.c, swap.c, demand.c) share.
  */
 #ifndef ENGINE_ENGINE_INTERNAL_H
 #define ENGINE_ENGINE_INTERNAL_H
@@ -47,6 +47,9 @@ struct eviction {
     uint32_t *worst;
     uint32_t worst_at;
     struct statistics *statistics; /* NULL: none are needed */
+    bool snapshots;                /* of them are left with the blocks of the prompt: prefix.c */
+    uint32_t snapshot_at;          /* length at the last one that was reused or left */
+    uint32_t parts_at;             /* where the prompt parts from those that were published before it */
     struct summaries *summaries;   /* NULL: not asked for, or nothing was evicted */
     double *layer_preferences;     /* [layers] of the first prune, cake; else NULL */
     float *gates;     /* [layers * kv_heads] of the first prune, rlkv and hybrid without a file; else NULL */
@@ -101,6 +104,12 @@ uint32_t sequence_beside_summary(uint32_t budget);
 /* Bytes that the sequence holds in the device beside its pages; and charges the pool with them, which were more. */
 size_t sequence_device_bytes(const struct sequence *sequence);
 void sequence_charge_less(struct sequence *sequence);
+
+/* prefix.c */
+
+/* After a batch was computed and published, before prunes: leaves a snapshot of the statistics if the sequence is where
+ * one is wanted, and there is a place for it. */
+void sequence_leave_snapshot(struct sequence *sequence);
 
 /* rotation.c: StreamingLLM's positions in the cache */
 

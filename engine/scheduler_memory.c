@@ -188,7 +188,7 @@ static int64_t match_prefix(struct scheduler *s, const struct choice *choice) {
     uint32_t limit = reusable_tokens(choice), unheld = 0, matched = 0;
     if (limit > 0) {
         choice_copy_tokens(choice, 0, limit, s->scratch);
-        matched = kv_cache_match_prefix(engine_kv_cache(s->engine), s->scratch, limit, limit, NULL, &unheld);
+        matched = engine_match_prefix(s->engine, choice_policy(choice), s->scratch, limit, &unheld);
     }
     return (int64_t)(matched / KV_PAGE_SLOTS) * s->heads - unheld;
 }

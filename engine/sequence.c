@@ -344,21 +344,6 @@ uint32_t sequence_room(const struct sequence *sequence) {
     return next > length ? next - length : 0;
 }
 
-uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens, uint32_t count) {
-    const struct eviction *eviction = &sequence->eviction;
-    uint32_t limit = count > 0 ? count - 1 : 0;
-    if (eviction->evicts)
-        limit = policy_reusable_tokens(
-            &eviction->settings, eviction->prompt_tokens < count ? eviction->prompt_tokens : count);
-    if (eviction->recorded != 0) /* from the first token on */
-        limit = 0;
-    if (limit == 0 || sequence_reserve_tokens(sequence, count) != 0)
-        return 0;
-    uint32_t reused = kv_sequence_adopt_prefix(sequence->kv, tokens, count, limit, NULL, NULL);
-    memcpy(sequence->tokens, tokens, reused * sizeof *tokens);
-    return reused;
-}
-
 /* Slots that a head gets room for at once. */
 static uint32_t statistics_hint(const struct sequence *sequence) {
     const struct eviction *eviction = &sequence->eviction;

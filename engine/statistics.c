@@ -32,8 +32,7 @@ static void *place(char *base, size_t *at, bool needed, size_t bytes) {
     return array;
 }
 
-/* Places the arrays of a head from base on; returns the bytes they take. */
-static size_t lay_out(
+size_t statistics_lay_out(
     const struct statistics_shape *shape, uint32_t needs, uint32_t capacity, char *base, struct kv_statistics *out) {
     size_t at = 0, slots = capacity, window = shape->window, rows = window * shape->group;
     size_t numbers = (size_t)shape->content + 2;
@@ -64,7 +63,7 @@ static size_t lay_out(
 
 size_t statistics_head_bytes(const struct statistics_shape *shape, uint32_t needs, uint32_t slots) {
     struct kv_statistics head;
-    return lay_out(shape, needs, whole_pages(slots), NULL, &head);
+    return statistics_lay_out(shape, needs, whole_pages(slots), NULL, &head);
 }
 
 /* Of one layer: count, sum and outer, each from a multiple of ALIGNMENT on. */
@@ -132,7 +131,8 @@ struct statistics *statistics_create(
     s->shape = *shape;
     s->needs = needs;
     for (size_t i = 0; i < heads; i++)
-        lay_out(shape, 0, 0, NULL, &s->heads[i]); /* no arrays yet: some have bytes without slots, and none are held */
+        statistics_lay_out(
+            shape, 0, 0, NULL, &s->heads[i]); /* no arrays yet: some have bytes without slots, and none are held */
     return s;
 }
 
@@ -150,20 +150,20 @@ void statistics_free(struct statistics *s) {
 /* Arrays of a head that hold nothing yet. */
 static int create_arrays(
     const struct statistics *s, uint32_t needs, uint32_t capacity, struct kv_statistics *head, void **memory) {
-    size_t bytes = lay_out(&s->shape, needs, capacity, NULL, head);
+    size_t bytes = statistics_lay_out(&s->shape, needs, capacity, NULL, head);
     *memory = NULL;
     if (bytes == 0)
         return 0;
     *memory = operations(s)->allocate(s->backend, bytes);
     if (*memory == NULL)
         return ERROR_MEMORY;
-    lay_out(&s->shape, needs, capacity, *memory, head);
+    statistics_lay_out(&s->shape, needs, capacity, *memory, head);
     return 0;
 }
 
 static size_t arrays_bytes(const struct statistics *s, const struct kv_statistics *head) {
     struct kv_statistics unused;
-    return lay_out(&s->shape, head->needs, head->capacity, NULL, &unused);
+    return statistics_lay_out(&s->shape, head->needs, head->capacity, NULL, &unused);
 }
 
 /* Puts new arrays in the place of a head's. */
@@ -241,7 +241,7 @@ size_t statistics_reserve_bytes(
     for (uint32_t i = 0; i < heads_count(s); i++) {
         uint32_t room = room_missing(s, kv, i, count, hint);
         if (room > 0)
-            bytes += lay_out(&s->shape, s->needs, room, NULL, &unused) - arrays_bytes(s, &s->heads[i]);
+            bytes += statistics_lay_out(&s->shape, s->needs, room, NULL, &unused) - arrays_bytes(s, &s->heads[i]);
     }
     return bytes;
 }
@@ -338,7 +338,7 @@ static uint32_t plan_head(struct statistics *s, uint32_t i, const struct kv_remo
 /* Nothing is recorded by slot any more. */
 static void drop_arrays(struct statistics *s) {
     struct kv_statistics none;
-    lay_out(&s->shape, 0, 0, NULL, &none);
+    statistics_lay_out(&s->shape, 0, 0, NULL, &none);
     for (uint32_t i = 0; i < heads_count(s); i++)
         replace_arrays(s, i, &none, NULL);
 }

@@ -36,6 +36,11 @@ struct statistics *statistics_create(
 struct statistics *statistics_fork(const struct statistics *from, struct error *error); /* a copy of everything */
 void statistics_free(struct statistics *statistics);                                    /* NULL allowed */
 
+/* Places a head's arrays with room for `capacity` slots (a multiple of 16) from base on, a multiple of 64; returns the
+ * bytes they take, a multiple of 64. base NULL: only counts. */
+size_t statistics_lay_out(
+    const struct statistics_shape *shape, uint32_t needs, uint32_t capacity, char *base, struct kv_statistics *out);
+
 /* Bytes of a head's arrays with room for `slots` slots, and of the moments of all layers. */
 size_t statistics_head_bytes(const struct statistics_shape *shape, uint32_t needs, uint32_t slots);
 size_t statistics_moments_bytes(const struct statistics_shape *shape, uint32_t needs);

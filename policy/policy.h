@@ -200,9 +200,12 @@ uint32_t policy_stages(const struct policy_settings *settings, struct score_stag
 void policy_protection(
     const struct policy_settings *settings, uint32_t seen, uint32_t budget, uint32_t *sinks, uint32_t *recent_from);
 
-/* Tokens at the end of the prompt that must be computed, and not taken from a shared prefix, for the statistics to be
- * what they would be without sharing: 0, the window, or UINT32_MAX (all). With prefill_prune_every, "prompt" is what
- * comes before the first prune. */
+/* Statistics over all queries until the first prune: a shared prefix may be reused only with what they are at its end.
+ * 0: any prefix will do. */
+uint32_t policy_prefix_needs(const struct policy_settings *settings);
+/* Tokens at the end of the prompt that must be computed, and not taken from a shared prefix, for the statistics of a
+ * window to be what they would be without sharing: 0 or the window. With prefill_prune_every, "prompt" is what comes
+ * before the first prune. */
 uint32_t policy_fresh_tokens(const struct policy_settings *settings);
 /* Leading tokens of a prompt of `prompt_tokens` that may come from a shared prefix: not the fresh ones, at least one,
  * of what comes before the first prune; what follows a prune is not what is shared. */

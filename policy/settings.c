@@ -352,13 +352,14 @@ void policy_protection(
     *recent_from = seen > recent ? seen - recent : 0;
 }
 
+uint32_t policy_prefix_needs(const struct policy_settings *settings) {
+    return policy_needs(settings, true) &
+           (STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY | STATISTIC_NOISY | STATISTIC_MOMENTS);
+}
+
 uint32_t policy_fresh_tokens(const struct policy_settings *settings) {
-    const uint32_t cumulative =
-        STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY | STATISTIC_NOISY | STATISTIC_MOMENTS;
     const uint32_t windows = STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS;
     uint32_t needs = policy_needs(settings, true), fresh = 0;
-    if ((needs & cumulative) != 0)
-        return UINT32_MAX;
     if ((needs & windows) != 0)
         fresh = settings->window;
     if ((needs & STATISTIC_ABOVE) != 0 && settings->history > fresh)

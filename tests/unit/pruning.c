@@ -138,10 +138,11 @@ static bool next_item(const struct stream *stream, uint32_t chunk, uint32_t rows
     if (left == 0 || rows == 0)
         return false;
     if (stream->done < stream->prompt) {
-        uint32_t room = sequence_room(stream->sequence);
+        uint32_t room = sequence_room(stream->sequence), snapshot = sequence_snapshot_room(stream->sequence);
         most = stream->prompt - stream->done;
         most = most < chunk ? most : chunk;
         most = most < room ? most : room;
+        most = most < snapshot ? most : snapshot;
         most = most < rows ? most : rows;
     }
     *item = (struct batch_item){

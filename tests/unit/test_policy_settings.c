@@ -441,8 +441,8 @@ static const struct made_of policies_made_of[] = {
     {"full", 0, 0, 0, {END}},
     {"random", 0, 0, 0, {STAGE_RANDOM, STAGE_PROTECT, END}},
     {"streaming", 0, 0, 0, {STAGE_POSITION, STAGE_PROTECT, END}},
-    {"h2o", STATISTIC_SUM, STATISTIC_SUM, UINT32_MAX, {STAGE_SUM, STAGE_PROTECT, END}},
-    {"h2o_mean", STATISTIC_SUM, STATISTIC_SUM, UINT32_MAX, {STAGE_SUM_PER_QUERY, STAGE_PROTECT, END}},
+    {"h2o", STATISTIC_SUM, STATISTIC_SUM, 0, {STAGE_SUM, STAGE_PROTECT, END}},
+    {"h2o_mean", STATISTIC_SUM, STATISTIC_SUM, 0, {STAGE_SUM_PER_QUERY, STAGE_PROTECT, END}},
     {"scissorhands,history=300", STATISTIC_ABOVE, STATISTIC_ABOVE, 300, {STAGE_ABOVE, STAGE_PROTECT, END}},
     {"tova", STATISTIC_WINDOW, STATISTIC_WINDOW, 1, {STAGE_WINDOW_SUM, STAGE_LAYER_MEAN, STAGE_PROTECT, END}},
     {"snapkv,window=20", STATISTIC_WINDOW, STATISTIC_WINDOW, 20,
@@ -453,8 +453,8 @@ static const struct made_of policies_made_of[] = {
         {STAGE_WINDOW_SUM, STAGE_PROTECT, STAGE_POOL_MAX, STAGE_PROTECT_BEST, STAGE_TIMES_OUTPUT_NORM, END}},
     {"keydiff", 0, 0, 0, {STAGE_KEY_DIFFERENCE, STAGE_PROTECT, END}},
     {"knorm", 0, 0, 0, {STAGE_KEY_NORM, STAGE_PROTECT, END}},
-    {"keyformer", STATISTIC_NOISY, STATISTIC_NOISY, UINT32_MAX, {STAGE_NOISY, STAGE_PROTECT, END}},
-    {"expected_attention", STATISTIC_MOMENTS, STATISTIC_MOMENTS, UINT32_MAX,
+    {"keyformer", STATISTIC_NOISY, STATISTIC_NOISY, 0, {STAGE_NOISY, STAGE_PROTECT, END}},
+    {"expected_attention", STATISTIC_MOMENTS, STATISTIC_MOMENTS, 0,
         {STAGE_EXPECTED_ATTENTION, STAGE_TIMES_VALUE_NORM, STAGE_PROTECT, END}},
     {"cake", STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW, STATISTIC_WINDOW, 32, {STAGE_WINDOW_SPREAD, STAGE_PROTECT, END}},
     {"laprox", STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS, STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS, 32,
@@ -465,19 +465,19 @@ static const struct made_of policies_made_of[] = {
         STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS | STATISTIC_WINDOW, 32,
         {STAGE_DROP_ERROR, STAGE_PROTECT, STAGE_POOL_ADAPTIVE, END}},
     {"rlkv", STATISTIC_WINDOW, 0, 32, {STAGE_POSITION, STAGE_PROTECT, END}},
-    {"hybrid", STATISTIC_SUM | STATISTIC_WINDOW, STATISTIC_SUM, UINT32_MAX, {STAGE_SUM, STAGE_PROTECT, END}},
+    {"hybrid", STATISTIC_SUM | STATISTIC_WINDOW, STATISTIC_SUM, 32, {STAGE_SUM, STAGE_PROTECT, END}},
     {"hybrid,base=snapkv", STATISTIC_WINDOW, STATISTIC_WINDOW, 32,
         {STAGE_WINDOW_SUM, STAGE_PROTECT, STAGE_POOL_MAX, END}},
     {"hybrid,base=streaming,window=8", STATISTIC_WINDOW, 0, 8, {STAGE_POSITION, STAGE_PROTECT, END}},
     {"hybrid,base=knorm", STATISTIC_WINDOW, 0, 32, {STAGE_KEY_NORM, STAGE_PROTECT, END}},
     /* The network is not known yet: what the default one needs. */
-    {"distillcache", NETWORK, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_LOG_SOFTMAX, STAGE_PROTECT, END}},
-    {"ranker,scope=head", NETWORK, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_PROTECT, END}},
-    {"ranker,scope=model", NETWORK, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_LOG_SOFTMAX, STAGE_PROTECT, END}},
-    {"hybrid,base=ranker", NETWORK | STATISTIC_WINDOW, NETWORK, UINT32_MAX, {STAGE_NETWORK, STAGE_PROTECT, END}},
+    {"distillcache", NETWORK, NETWORK, 0, {STAGE_NETWORK, STAGE_LOG_SOFTMAX, STAGE_PROTECT, END}},
+    {"ranker,scope=head", NETWORK, NETWORK, 0, {STAGE_NETWORK, STAGE_PROTECT, END}},
+    {"ranker,scope=model", NETWORK, NETWORK, 0, {STAGE_NETWORK, STAGE_LOG_SOFTMAX, STAGE_PROTECT, END}},
+    {"hybrid,base=ranker", NETWORK | STATISTIC_WINDOW, NETWORK, 32, {STAGE_NETWORK, STAGE_PROTECT, END}},
     /* A summary slot needs the sum of every policy. */
-    {"streaming,summary=1", STATISTIC_SUM, STATISTIC_SUM, UINT32_MAX, {STAGE_POSITION, STAGE_PROTECT, END}},
-    {"snapkv,summary=1", STATISTIC_WINDOW | STATISTIC_SUM, STATISTIC_WINDOW | STATISTIC_SUM, UINT32_MAX,
+    {"streaming,summary=1", STATISTIC_SUM, STATISTIC_SUM, 0, {STAGE_POSITION, STAGE_PROTECT, END}},
+    {"snapkv,summary=1", STATISTIC_WINDOW | STATISTIC_SUM, STATISTIC_WINDOW | STATISTIC_SUM, 32,
         {STAGE_WINDOW_SUM, STAGE_PROTECT, STAGE_POOL_MAX, END}},
     {"knorm,summary=1,ratio=1", 0, 0, 0, {END}},
     {"full,summary=1", 0, 0, 0, {END}},
@@ -488,6 +488,8 @@ static const struct made_of policies_made_of[] = {
 
 static void test_needs_and_stages(void **state) {
     (void)state;
+    const uint32_t over_all_queries =
+        STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY | STATISTIC_NOISY | STATISTIC_MOMENTS;
     for (size_t i = 0; i < sizeof policies_made_of / sizeof policies_made_of[0]; i++) {
         const struct made_of *expected = &policies_made_of[i];
         struct policy_settings settings = parse(expected->text);
@@ -496,6 +498,7 @@ static void test_needs_and_stages(void **state) {
         assert_int_equal(policy_needs(&settings, true), expected->needs_first);
         assert_int_equal(policy_needs(&settings, false), expected->needs);
         assert_int_equal(policy_fresh_tokens(&settings), expected->fresh);
+        assert_int_equal(policy_prefix_needs(&settings), expected->needs_first & over_all_queries);
         assert_int_equal(policy_settings_keep_all(&settings), expected->kinds[0] == END);
         assert_int_equal(expected->kinds[count], END);
         for (uint32_t s = 0; s < count; s++)

@@ -185,6 +185,18 @@ static void same_answers_after_swapping_and_replaying(void **state) {
     serving_free(serving);
 }
 
+/* Of a case's prompt, which was answered without a policy before: where statistics are sums, what has a snapshot. */
+static uint32_t reused_in_round(uint32_t i, int round) {
+    struct request *request = case_request(i);
+    uint32_t count = request->prompts[0].count;
+    const struct policy_settings *settings = &request->kv_policy;
+    bool full = policy_settings_keep_all(settings), sums = policy_prefix_needs(settings) != 0;
+    uint32_t most = full ? count - 1 : policy_reusable_tokens(settings, count);
+    most = most / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
+    request_free(request);
+    return sums && (round == 0 || most < 128) ? 0 : most;
+}
+
 static void same_answers_with_a_reused_prefix(void **state) {
     (void)state;
     struct call *alone[CASES];
@@ -202,12 +214,10 @@ static void same_answers_with_a_reused_prefix(void **state) {
         for (uint32_t i = 0; i < CASES; i++)
             calls[i] = submit(serving, case_request(i));
         serving_wait_all(serving);
-        uint32_t cached = 0;
         for (uint32_t i = 0; i < CASES; i++) {
             check_equal(&calls[i]->answers[0], &alone[i]->answers[0], policies[i]);
-            cached += calls[i]->answers[0].cached_tokens;
+            assert_int_equal(calls[i]->answers[0].cached_tokens, reused_in_round(i, round));
         }
-        assert_true(cached > 0);
     }
     serving_free(serving);
     serving_free(reference);
