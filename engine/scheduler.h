@@ -155,6 +155,7 @@ struct scheduler_stats {
     uint64_t pages_freed_by_policy;
     double policy_seconds; /* of engine_prune */
     size_t swapped_bytes;  /* in host memory now */
+    size_t snapshot_bytes; /* of statistics of shared prefixes, in the pool's free pages */
     uint64_t steps;
     /* Over running sequences: */
     uint64_t kv_tokens_seen;

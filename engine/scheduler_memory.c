@@ -56,6 +56,7 @@ void scheduler_count_memory(struct scheduler *s) {
     s->counters.kv_tokens_kept = (uint64_t)(kept + 0.5);
     s->counters.kv_bytes = bytes;
     s->counters.kv_bytes_full = bytes_full;
+    s->counters.snapshot_bytes = engine_snapshot_bytes(s->engine);
 }
 
 void scheduler_drop_sequence(struct scheduler *s, struct choice *choice) {

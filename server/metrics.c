@@ -116,6 +116,8 @@ static void metrics_write_stats(const struct scheduler_stats *stats, const char 
         (double)stats->prefix_queries);
     metrics_value(out, "prefix_cache_hits_total", "counter", "Prompt tokens reused from shared prefixes", label,
         (double)stats->prefix_hits);
+    metrics_value(out, "prefix_snapshot_bytes", "gauge", "Bytes of policies' statistics kept with shared prefixes",
+        label, (double)stats->snapshot_bytes);
     metrics_value(out, "prompt_tokens_total", "counter", "Prompt tokens", label, (double)stats->prompt_tokens);
     metrics_value(
         out, "generation_tokens_total", "counter", "Tokens generated", label, (double)stats->generated_tokens);

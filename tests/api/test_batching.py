@@ -84,6 +84,21 @@ def test_prefix_metrics(server):
     assert after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"] == 800
 
 
+@pytest.mark.parametrize("number, policy", list(enumerate(["h2o", "distillcache"])))
+def test_prefix_under_a_policy_that_sums(server, number, policy):
+    """Statistics come with the prefix: the same tokens, and a longer prompt goes on from there."""
+    prompt, more = ids(400, 30000 + 1000 * number), ids(200, 35000)
+    cache = {"policy": policy, "tokens": 60}
+    before = server.idle()
+    replies = [server.complete(prompt=prompt, max_tokens=12, temperature=0, logprobs=0, kv_cache=cache) for _ in range(2)]
+    replies.append(server.complete(prompt=prompt + more, max_tokens=1, kv_cache=cache))
+    assert [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies] == [0, 384, 384]
+    assert tokens_of(replies[0]) == tokens_of(replies[1])
+    after = server.idle()
+    assert after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"] == 768
+    assert after["prefix_snapshot_bytes"] > before["prefix_snapshot_bytes"]
+
+
 REQUEST = dict(prompt=STORY + " there lived a very old and very wise dragon who loved to count:", max_tokens=40, seed=11,
                temperature=1.0, top_p=0.95, n=2, logprobs=0, ignore_eos=True)
 
