@@ -155,6 +155,8 @@ static void statistics_must_be_there(void **state) {
     assert_int_equal(run_and_compare(engine, plain, "keyformer,tokens=40,seed=1", 0, PROMPT, PROMPT), 0);
     assert_int_equal(run_and_compare(engine, plain, "keyformer,tokens=40,seed=2", 0, PROMPT, PROMPT), 0);
     assert_int_equal(run_and_compare(engine, plain, "keyformer,tokens=40,seed=1", 0, PROMPT, PROMPT), 416);
+    assert_int_equal(run_and_compare(engine, plain, "expected_attention,tokens=40", 0, PROMPT, PROMPT), 0);
+    assert_int_equal(run_and_compare(engine, plain, "expected_attention,tokens=40", 0, PROMPT, PROMPT), 416);
     assert_int_equal(run_and_compare(engine, plain, "full", 0, PROMPT, PROMPT), 416);
     close_engine(engine);
     engine = open_engine(0, true);
