@@ -111,6 +111,14 @@ bool kv_sequence_has_attached(struct kv_sequence *sequence, const struct kv_atta
     return found != NULL;
 }
 
+bool kv_cache_release_attached(struct kv_cache *cache) {
+    struct kv_pages *pages = &cache->pages;
+    bool any = pages->oldest != NULL;
+    while (pages->oldest != NULL)
+        release(pages, pages->oldest);
+    return any;
+}
+
 size_t kv_cache_attached(const struct kv_cache *cache) {
     return cache->pages.attached_bytes;
 }

@@ -183,6 +183,8 @@ bool kv_sequence_can_attach(const struct kv_sequence *sequence, size_t bytes);
 bool kv_sequence_attach(struct kv_sequence *sequence, struct kv_attachment *attachment);
 /* Whether there is one that is wanted already; it counts as used. */
 bool kv_sequence_has_attached(struct kv_sequence *sequence, const struct kv_attachment_wanted *wanted);
+/* Releases all attachments, for whoever lacks memory outside the pool; false: there were none. */
+bool kv_cache_release_attached(struct kv_cache *cache);
 size_t kv_cache_attached(const struct kv_cache *cache);      /* bytes of all attachments */
 size_t kv_cache_attached_most(const struct kv_cache *cache); /* that they may have; 0: no sharing of prefixes */
 

@@ -403,6 +403,8 @@ int sequence_reserve_statistics(struct sequence *sequence, uint32_t count, struc
     int code = kv_sequence_charge(sequence->kv, kv_sequence_charged(sequence->kv) + more, error);
     if (code == 0)
         code = statistics_reserve(statistics, sequence->kv, count, hint, error);
+    if (code == ERROR_MEMORY && kv_cache_release_attached(sequence->engine->cache)) /* snapshots, of the same memory */
+        code = statistics_reserve(statistics, sequence->kv, count, hint, error);
     sequence_charge_less(sequence);
     return code;
 }

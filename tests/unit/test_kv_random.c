@@ -301,6 +301,7 @@ static void step_publish(struct run *run) {
 
 static void step(struct run *run) {
     uint32_t choice = draw(run, 100);
+    bool had_notes = kv_model_notes != NULL;
     if (run->twins_count == 0 || (choice < 12 && run->twins_count < TWINS_MAX))
         step_create(run);
     else if (choice < 20 && run->twins_count < TWINS_MAX)
@@ -321,6 +322,8 @@ static void step(struct run *run) {
         step_charge(run);
     else if (choice < 66)
         step_publish(run);
+    else if (choice == 66 && draw(run, 8) == 0)
+        REQUIRE(kv_cache_release_attached(run->cache) == had_notes && kv_model_notes == NULL);
     else
         step_append(run);
 }

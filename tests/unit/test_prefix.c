@@ -365,6 +365,43 @@ static void memory_that_runs_out(void **state) {
     close_engine(plain);
 }
 
+/* The device's memory is one: statistics of sequences get that of snapshots before a request fails for want of it. */
+
+static const struct backend_operations *true_operations;
+static uint32_t refusals;
+
+static void *refusing_allocate(struct backend *of, size_t bytes) {
+    if (refusals > 0) {
+        refusals--;
+        return NULL;
+    }
+    return true_operations->allocate(of, bytes);
+}
+
+static void statistics_come_before_snapshots(void **state) {
+    (void)state;
+    struct engine *plain = open_engine(0, false), *engine = open_engine(0, true);
+    run_and_compare(engine, plain, "h2o,tokens=40", 0, PROMPT, PROMPT);
+    assert_true(engine_snapshot_bytes(engine) > 0);
+    true_operations = engine->backend->operations;
+    struct backend_operations operations = *true_operations;
+    operations.allocate = refusing_allocate;
+    engine->backend->operations = &operations;
+    for (uint32_t text = 1; text < 3; text++) {
+        struct stream *stream = open_stream(engine, "h2o,tokens=40", text, 0, PROMPT);
+        struct batch_item item = {stream->sequence, stream->tokens, 100, WANT_NONE, 0};
+        struct error error = {0};
+        reuse(stream);
+        refusals = 1;
+        assert_int_equal(engine_forward(engine, &item, 1, &error), text == 1 ? 0 : ERROR_MEMORY);
+        assert_int_equal(engine_snapshot_bytes(engine), 0);
+        stream_free(stream);
+    }
+    engine->backend->operations = true_operations;
+    close_engine(engine);
+    close_engine(plain);
+}
+
 /* ---- random lives ---- */
 
 enum { LIVES = 6, STEPS = 2500, KINDS = 6, TEXTS = 4 };
@@ -524,6 +561,7 @@ int main(int count, char **words) {
         cmocka_unit_test(snapshots_give_way),
         cmocka_unit_test(snapshots_go_with_their_blocks),
         cmocka_unit_test(memory_that_runs_out),
+        cmocka_unit_test(statistics_come_before_snapshots),
         cmocka_unit_test(random_lives_end_alike),
     };
     const struct CMUnitTest of_device[] = {
