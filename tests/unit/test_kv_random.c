@@ -260,6 +260,7 @@ static void step_prune(struct run *run) {
     arm(run);
     int code = twin_prune(twin, removals);
     disarm(run, code == ERROR_MEMORY);
+    twin_leave_note(twin, draw(run, NOTE_KINDS), 1); /* only of what was not pruned */
     run->prunes++;
     run->prunes_refused += code == ERROR_PAGES;
     twin_compare(twin);
@@ -295,8 +296,10 @@ static void step_preempt(struct run *run) {
 
 static void step_publish(struct run *run) {
     struct twin *twin = pick_ready(run);
-    if (twin != NULL)
-        twin_publish(twin);
+    if (twin == NULL)
+        return;
+    twin_publish(twin);
+    twin_leave_note(twin, draw(run, NOTE_KINDS), draw(run, 1500));
 }
 
 static void step(struct run *run) {
