@@ -28,8 +28,11 @@ bool cuda_check_launch(struct cuda_backend *cuda, const char *what) {
 }
 
 void cuda_wait(struct cuda_backend *cuda) {
-    if (cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "synchronize"))
+    if (cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "synchronize")) {
+        cuda->busy = false;
+        cuda_late_deliver(&cuda->late);
         return;
+    }
     log_event(LOG_ERROR, NULL, "the program ends, since nothing that this device computes can be trusted", NULL);
     log_close();
     _Exit(EXIT_FAILURE);
@@ -103,6 +106,7 @@ void cuda_close(struct backend *backend) {
     for (size_t i = 0; cuda_family_frees[i] != NULL; i++)
         cuda_family_frees[i](cuda);
     cuda_queue_free(&cuda->queue);
+    cuda_late_free(&cuda->late);
     cuda_scratch_free(&cuda->moved);
     cuda_scratch_free(&cuda->results);
     cuda_ring_free(&cuda->ring);

@@ -14,6 +14,7 @@
 #ifndef CUDA_CUDA_BACKEND_H
 #define CUDA_CUDA_BACKEND_H
 
+#include "cuda/late.h"
 #include "cuda/queue.h"
 #include "engine/backend.h"
 
@@ -53,18 +54,22 @@ struct cuda_backend {
     bool pooled;              /* memory comes from the device's pool, in order with the stream (memory.c) */
     size_t shared_bytes_max;  /* dynamic shared memory that a block can opt in to */
     struct cuda_ring ring;
+    bool busy;                          /* something was called since the stream was waited for */
     struct cuda_queue queue;            /* moves and marks of slots that wait */
+    struct cuda_late late;              /* results that come with the next wait */
     struct cuda_scratch moved, results; /* pages.c, sample.c */
     struct rope_state *rope;            /* rope.c */
     void *linear; /* each family's own state, made when first needed; freed by its cuda_NAME_free */
     void *attend;
     void *score;
+    void *select;
     char description[384];
 };
 
 /* How an operation begins: what waits in the queue was called before it. */
 static inline struct cuda_backend *cuda_backend(struct backend *backend) {
     struct cuda_backend *cuda = (struct cuda_backend *)backend;
+    cuda->busy = true;
     if (cuda->queue.filled)
         cuda_queue_send(cuda);
     return cuda;
@@ -76,7 +81,7 @@ bool cuda_check(struct cuda_backend *cuda, cudaError_t result, const char *what)
 /* The same for the launches since the last call. */
 bool cuda_check_launch(struct cuda_backend *cuda, const char *what);
 
-/* Waits for the stream. Ends the program when there was an error. */
+/* Waits for the stream, and hands over late results (late.h). Ends the program when there was an error. */
 void cuda_wait(struct cuda_backend *cuda);
 
 /* Makes scratch at least `bytes` large; its contents are lost when it grows (to at least twice its size; waits then).
@@ -168,6 +173,11 @@ int cuda_slot_norms(struct backend *, const struct kv_pool *, const struct kv_he
     const struct tensor *output, uint32_t layer, uint32_t head, uint32_t heads, float *value_norm, float *output_norm,
     struct error *error);
 void cuda_score_free(struct cuda_backend *cuda); /* cuda->score; may be NULL */
+
+/* select */
+int cuda_select(
+    struct backend *, const struct kv_pool *, const struct selection *selections, uint32_t count, struct error *error);
+void cuda_select_free(struct cuda_backend *cuda); /* cuda->select; may be NULL */
 
 /* vector.c */
 void cuda_rms_norm(

@@ -32,6 +32,9 @@ const struct backend_operations cuda_operations = {
     .score = cuda_score,
     .slot_norms = cuda_slot_norms,
 
+    /* select.c */
+    .select = cuda_select,
+
     /* vector.c */
     .rms_norm = cuda_rms_norm,
     .silu_mul = cuda_silu_mul,
@@ -62,6 +65,8 @@ void (*const cuda_family_frees[])(struct cuda_backend *cuda) = {
     cuda_attend_free,
 
     cuda_score_free,
+
+    cuda_select_free,
 
     NULL,
 };

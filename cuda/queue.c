@@ -120,6 +120,7 @@ void cuda_queue_send(struct cuda_backend *cuda) {
     struct cuda_queue *queue = &cuda->queue;
     size_t moves = queue->moves_count * sizeof *queue->moves, places = queue->places_count * sizeof *queue->places;
     struct cuda_stage stage;
+    cuda->busy = true;
     if (waiting_bytes(queue) > 0 && cuda_stage_begin(cuda, cuda_stage_size(moves) + cuda_stage_size(places), &stage)) {
         const struct slot_pair *device_moves = cuda_stage_copy(&stage, queue->moves, moves);
         const struct page_places *device_places = cuda_stage_copy(&stage, queue->places, places);

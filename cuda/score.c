@@ -407,37 +407,21 @@ static void launch_worst(const struct score_job *job) {
     launch_score_worst(&call, job->cuda->stream);
 }
 
-/* Brings them to the host, and waits. */
+/* They come to the host with the next wait. */
 static void take_worst(const struct score_job *job) {
     uint32_t kv_heads = job->pool->layout.kv_heads;
-    size_t bytes = (size_t)job->count * kv_heads * sizeof *job->worst;
-    cuda_check(job->cuda,
-        cudaMemcpyAsync(job->state->worst, job->worst, bytes, cudaMemcpyDeviceToHost, job->cuda->stream), "score");
-    cuda_wait(job->cuda);
+    uint32_t **places = cuda_late_fetch(job->cuda, job->worst, job->count * kv_heads);
     for (uint32_t i = 0; i < job->count; i++)
         for (uint32_t k = 0; k < kv_heads; k++)
-            if (job->layers[job->order[i]].heads[k].worst != NULL)
-                *job->layers[job->order[i]].heads[k].worst = job->state->worst[(size_t)i * kv_heads + k];
+            places[(size_t)i * kv_heads + k] = job->layers[job->order[i]].heads[k].worst;
 }
 
 static int reserve_worst(struct score_job *job) {
-    size_t count = (size_t)job->count * job->pool->layout.kv_heads;
-    void *memory = NULL;
+    uint32_t kv_heads = job->pool->layout.kv_heads;
     for (uint32_t i = 0; i < job->count; i++)
-        for (uint32_t k = 0; k < job->pool->layout.kv_heads; k++)
+        for (uint32_t k = 0; k < kv_heads; k++)
             job->asks_worst = job->asks_worst || job->layers[i].heads[k].worst != NULL;
-    if (!job->asks_worst || count <= job->state->worst_count)
-        return 0;
-    cudaFreeHost(job->state->worst);
-    job->state->worst_count = 0;
-    if (cudaHostAlloc(&memory, 2 * count * sizeof(uint32_t), cudaHostAllocDefault) != cudaSuccess) {
-        cudaGetLastError();
-        job->state->worst = NULL;
-        return ERROR_MEMORY;
-    }
-    job->state->worst = memory;
-    job->state->worst_count = 2 * count;
-    return 0;
+    return !job->asks_worst || cuda_late_reserve(job->cuda, job->count * kv_heads) ? 0 : ERROR_MEMORY;
 }
 
 /* ---- the operation ---- */

@@ -37,7 +37,6 @@ void cuda_score_free(struct cuda_backend *cuda) {
     cuda_scratch_free(&state->tensor);
     cuda_scratch_free(&state->dense);
     cuda_scratch_free(&state->squares);
-    cudaFreeHost(state->worst);
     free(state);
     cuda->score = NULL;
 }

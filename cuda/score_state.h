@@ -36,8 +36,6 @@ struct score_state {
     uint32_t networks_next;
     struct cuda_scratch scratch; /* of a call */
     struct cuda_scratch tensor, dense, squares;
-    uint32_t *worst; /* pinned host memory */
-    size_t worst_count;
 };
 
 /* What is to be computed of a layer's W_o. */

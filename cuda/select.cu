@@ -37,32 +37,39 @@ SCORE_INLINE void row_load(const struct cuda_select_row *from, struct cuda_selec
 
 static_assert(sizeof(struct cuda_select_row) % sizeof(uint64_t) == 0, "a row is read 8 bytes at a time");
 
-/* Writes the slots whose keys are at least `least`, or `tied`, in order. */
-SCORE_INLINE void write_keep(const struct row_keys &keys, const uint64_t held[SELECT_HELD], uint64_t least,
+/* The words of slots [first, end), gathered in the histogram, to the row's; first a multiple of 32. */
+SCORE_INLINE void write_words(const struct cuda_select_row *row, uint32_t first, uint32_t end, const uint32_t *words) {
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; first + i * WARP < end; i += blockDim.x)
+        row->stays[first / WARP + i] = words[i];
+    __syncthreads();
+}
+
+/* Writes which slots have keys that are at least `least`, or `tied`. The histogram is free. */
+SCORE_INLINE void write_stays(const struct row_keys &keys, const uint64_t held[SELECT_HELD], uint64_t least,
     uint64_t tied, struct select_space *space) {
     const struct cuda_select_row *row = keys.row;
-    uint32_t slots = row->view.slots, kept = 0;
+    uint32_t slots = row->view.slots, lane = threadIdx.x % WARP, *words = space->histogram;
+    uint32_t warp = threadIdx.x / WARP, covered = SELECT_HELD * blockDim.x;
+    __syncthreads();
 #pragma unroll
     for (uint32_t i = 0; i < SELECT_HELD; i++) {
-        if (i * blockDim.x >= slots)
-            break;
         bool stays = held[i] != 0 && (held[i] >= least || held[i] == tied);
-        uint32_t count, place = block_scan(stays, space->scan, &count);
-        if (stays)
-            row->keep[kept + place] = i * blockDim.x + threadIdx.x;
-        kept += count;
+        uint32_t word = __ballot_sync(0xffffffffu, stays);
+        if (lane == 0)
+            words[i * (blockDim.x / WARP) + warp] = word;
     }
-    for (uint32_t first = SELECT_HELD * blockDim.x; first < slots; first += blockDim.x) {
-        uint32_t slot = first + threadIdx.x, count;
-        uint64_t key = slot < slots ? keys(slot) : 0;
-        bool stays = key != 0 && (key >= least || key == tied);
-        uint32_t place = block_scan(stays, space->scan, &count);
-        if (stays)
-            row->keep[kept + place] = slot;
-        kept += count;
+    write_words(row, 0, slots < covered ? slots : covered, words);
+    for (uint32_t first = covered; first < slots; first += SELECT_DIGITS * WARP) {
+        uint32_t left = slots - first, end = left < SELECT_DIGITS * WARP ? slots : first + SELECT_DIGITS * WARP;
+        for (uint32_t begin = first + warp * WARP; begin < end; begin += blockDim.x) {
+            uint64_t key = begin + lane < end ? keys(begin + lane) : 0;
+            uint32_t word = __ballot_sync(0xffffffffu, key != 0 && (key >= least || key == tied));
+            if (lane == 0)
+                words[(begin - first) / WARP] = word;
+        }
+        write_words(row, first, end, words);
     }
-    if (threadIdx.x == 0)
-        *row->kept = kept;
 }
 
 /* ---- rows ---- */
@@ -76,17 +83,17 @@ static __global__ void __launch_bounds__(SELECT_THREADS) select_rows(struct cuda
     hold_pages(&row->view, &shared->space);
     const struct row_keys keys = {&call.pool, row, &shared->space, ~(uint64_t)0};
     uint32_t slots = row->view.slots;
-    bool alone = row->budget == SELECT_ALL || call.groups[row->group].count == 1;
+    bool alone = row->group == SELECT_ALONE;
     hold_keys(keys, slots, held);
     uint32_t present = count_keys(keys, held, slots, &shared->space);
-    uint64_t rank = row->budget == SELECT_ALL ? present : alone ? (uint64_t)row->budget : row->floor;
+    uint32_t rank = alone ? row->budget : row->floor;
     if (rank == 0)
         least = ~(uint64_t)0;
     else if (rank < present)
-        least = select_least(keys, held, slots, (uint32_t)rank, &shared->space);
+        least = select_least(keys, held, slots, rank, &shared->space);
     least = least > 0 ? least : 1;
     if (alone) {
-        write_keep(keys, held, least, 0, &shared->space);
+        write_stays(keys, held, least, 0, &shared->space);
         return;
     }
     if (threadIdx.x == 0) {
@@ -100,7 +107,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS) select_rows(struct cuda
 
 /* Whether the group has more slots than may stay, and its last key is to be found. */
 SCORE_INLINE bool is_contested(const struct cuda_select_group *group, const struct cuda_select_group_state *state) {
-    return group->count > 1 && state->present > group->total && group->total > 0;
+    return state->present > group->total && group->total > 0;
 }
 
 /* Adds the digits of some of a row's keys to the group's histogram; the last block of the group takes the digit. */
@@ -111,7 +118,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
     uint32_t number = first_row + blockIdx.y;
     row_load(call.rows + number, &shared->row);
     const struct cuda_select_row *row = &shared->row;
-    if (row->budget == SELECT_ALL)
+    if (row->group == SELECT_ALONE)
         return;
     const struct cuda_select_group *group = &call.groups[row->group];
     struct cuda_select_group_state *state = &call.group_states[row->group];
@@ -160,7 +167,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS) select_ties(struct cuda
     KERNEL_SHARED(struct row_shared, shared);
     row_load(call.rows + blockIdx.x, &shared->row);
     const struct cuda_select_row *row = &shared->row;
-    if (row->budget == SELECT_ALL)
+    if (row->group == SELECT_ALONE)
         return;
     const struct cuda_select_group_state *state = &call.group_states[row->group];
     if (!is_contested(&call.groups[row->group], state) || state->complete != 0)
@@ -179,7 +186,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS) select_keep(struct cuda
     uint64_t held[SELECT_HELD], least = 1, tied = 0;
     row_load(call.rows + blockIdx.x, &shared->row);
     const struct cuda_select_row *row = &shared->row;
-    if (row->budget == SELECT_ALL || call.groups[row->group].count == 1)
+    if (row->group == SELECT_ALONE)
         return;
     const struct cuda_select_group *group = &call.groups[row->group];
     const struct cuda_select_group_state *state = &call.group_states[row->group];
@@ -196,14 +203,14 @@ static __global__ void __launch_bounds__(SELECT_THREADS) select_keep(struct cuda
     hold_pages(&row->view, &shared->space);
     const struct row_keys keys = {&call.pool, row, &shared->space, call.row_states[blockIdx.x].safe_from};
     hold_keys(keys, row->view.slots, held);
-    write_keep(keys, held, least, tied, &shared->space);
+    write_stays(keys, held, least, tied, &shared->space);
 }
 
 void launch_select(const struct cuda_select_call *call, cudaStream_t stream) {
     size_t shared = sizeof(struct row_shared);
     uint32_t chunks = (call->slots_most + COUNT_SLOTS - 1) / COUNT_SLOTS, threads = select_threads(call->slots_most);
     KERNEL_LAUNCH(select_rows, dim3(call->rows_count), dim3(threads), shared, stream, *call);
-    if (!call->compete)
+    if (call->groups_count == 0)
         return;
     for (int pass = 0; chunks > 0 && pass < 6; pass++) {
         for (uint32_t first = 0; first < call->rows_count; first += SCORE_UNITS_GRID) {

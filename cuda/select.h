@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which slots stay, on the device: what policy/select.h defines, with the same ties, from scores and positions that are
- * there already, so that a decode step needs no answer from the host. Exact: radix selection, no sorting.
+ * Which slots stay, on the device (backend.h, select): what policy/select.h defines, with the same ties, from scores
+ * and positions that are there already. Exact: radix selection, no sorting. A slot comes to the host as one bit.
  *
- * Rows that compete form a group, and come in ascending order of layer and head. What a row's group may keep in all is
- * the sum of its budgets; floors are the host's to compute (budget_part). A row that competes with none, or keeps
+ * Rows that compete form a group, and come in ascending order of layer and head. What a group may keep in all is the
+ * sum of its rows' budgets; floors are the host's to compute (budget_part). A row that competes with none, or keeps
  * everything, is done by one block at once. Others first mark what is safe in each row, then find the group's last key
  * that stays by six launches, one a digit, each of which does nothing for groups that are done.
  */
@@ -15,20 +15,20 @@
 
 #include <cuda_runtime_api.h>
 
-enum { SELECT_ALL = -1 /* budget: everything stays, and the row takes no part in the competition */ };
+enum { SELECT_ALONE = 0xffffffffu /* group: none */ };
 
 /* One row's slots. Device addresses. */
 struct cuda_select_row {
     struct cuda_head_view view;
     const float *scores; /* [slots] */
-    uint32_t *keep;      /* [slots] out: slots that stay, ascending */
-    uint32_t *kept;      /* [1] out: how many */
-    int64_t budget;      /* slots, or SELECT_ALL */
+    uint32_t *stays;     /* [(slots + 31) / 32] out: bits of slots that stay; 32-byte aligned */
+    uint32_t budget;     /* of a row that is alone; UINT32_MAX: everything stays */
     uint32_t floor;      /* slots that are safe when rows compete */
-    uint32_t group;
+    uint32_t group;      /* of rows that compete with others */
+    uint32_t padding;
 };
 
-/* Rows first .. first + count - 1. */
+/* `count` rows from `first` on; between them may lie some that are alone. */
 struct cuda_select_group {
     uint64_t total; /* slots that stay, of all rows */
     uint32_t first, count;
@@ -58,7 +58,6 @@ struct cuda_select_call {
     struct cuda_select_group_state *group_states;
     uint32_t rows_count, groups_count;
     uint32_t slots_most; /* of a row */
-    bool compete;        /* some group has more than one row */
 };
 
 #ifdef __cplusplus
@@ -69,24 +68,6 @@ void launch_select(const struct cuda_select_call *call, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
-#else
-
-#include "cuda/cuda_backend.h"
-#include "policy/select.h"
-
-/* select_slots for rows whose scores are on the device: views [rows_count] are the host's, scores and keep device
- * [slots] each, kept device [rows_count]. rows: layer, head and budget are read, nothing is written. Does not wait. */
-struct cuda_select_rows {
-    const struct select_row *rows;
-    const struct kv_head_view *views;
-    const float *const *scores;
-    uint32_t *const *keep;
-    uint32_t *kept;
-    uint32_t count;
-};
-int cuda_select_slots(struct cuda_backend *cuda, const struct kv_pool *pool, const struct cuda_select_rows *rows,
-    enum policy_scope scope, float floor_part, struct cuda_scratch *scratch, struct error *error);
-
 #endif
 
 #endif

@@ -25,7 +25,7 @@
 
 #include "engine/error.h"
 #include "engine/tensor.h"
-#include "policy/stages.h"
+#include "policy/policy.h"
 
 enum {
     KV_PAGE_SLOTS = 16,
@@ -194,7 +194,8 @@ struct score_head {
     float *scores;               /* device [slots] out; NaN where the stages give none, +infinity for protected; or
                                   * NULL: nobody will read them */
     /* Host out, or NULL: the slot that selection drops first (select.h: lowest score, NaN lowest, then lowest
-     * position), empty ones left out. score waits for the result. UINT32_MAX: all are empty. */
+     * position), empty ones left out. UINT32_MAX: all are empty. Without host_memory it is written by the next
+     * operation that waits, and must be there until then. */
     uint32_t *worst;
     /* What the host knows already, so that the backend need not read every page for it; each may be NULL. */
     const uint32_t *positions; /* host [slots] what the pages hold */
@@ -219,6 +220,24 @@ struct score_layer {
 };
 
 struct policy_network; /* policy/network.h */
+
+/* Slots of which some stay: a row of policy/select.h with its scores on the device. */
+struct selected_row {
+    struct kv_head_view view; /* positions are what its pages hold */
+    const float *scores;      /* device [slots], as score leaves them */
+    uint32_t layer, head;     /* ascending within a selection */
+    uint32_t budget;          /* as there */
+    /* Out, host [(slots + 31) / 32], the backend's until its next select: bit s % 32 of word s / 32: slot s stays. */
+    const uint32_t *stays;
+};
+
+/* What select_slots does: rows of one sequence. */
+struct selection {
+    struct selected_row *rows;
+    uint32_t rows_count;
+    enum policy_scope scope;
+    float floor_part;
+};
 
 struct backend;        /* a device with its state */
 struct backend_weight; /* a matrix in the layout that the backend's kernels want */
@@ -305,9 +324,17 @@ struct backend_operations {
         const struct query_moments *moments);
 
     /* Scores the slots of layers [count] (of one or several sequences) by their stages, in parallel. heads: H. A slot
-     * with position KV_NO_POSITION gets NaN. ERROR_MEMORY, ERROR_UNSUPPORTED; then scores are undefined. */
+     * with position KV_NO_POSITION gets NaN. Does not wait. ERROR_MEMORY, ERROR_UNSUPPORTED; then scores are undefined,
+     * and `worst` is not written. */
     int (*score)(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
         uint32_t heads, struct error *error);
+
+    /* Selects among rows whose scores the host would have to fetch, of all sequences at once: the slots that policy/
+     * select.h keeps, with its ties. Waits for the result. ERROR_MEMORY. NULL: scores are host memory, use
+     * select_slots.
+     */
+    int (*select)(struct backend *, const struct kv_pool *, const struct selection *selections, uint32_t count,
+        struct error *error);
 
     /* Adds what is evicted to heads' summary slots. Heads are distinct. Before the slots are moved or cleared. */
     void (*summarise)(struct backend *, const struct kv_pool *, const struct summary_update *updates, uint32_t count);

@@ -288,6 +288,7 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
         .wanted_count = engine->wanted_count,
     };
     transformer_forward(engine->transformer, &batch);
+    engine_score_ahead(engine);
     for (uint32_t i = 0; i < items_count; i++) {
         kv_sequence_publish(items[i].sequence->kv, items[i].sequence->tokens);
         sequence_leave_snapshot(items[i].sequence);

@@ -97,6 +97,9 @@ uint32_t sequence_room(const struct sequence *sequence);
  * Statistics follow their slots. Called after every engine_forward, before forks are taken. Does not change rows that
  * were asked for. On failure of one (ERROR_MEMORY, ERROR_PAGES) it is not pruned, and stays valid. */
 int engine_prune(struct engine *engine, struct sequence *const *sequences, uint32_t count, struct error *error);
+/* Since the last engine_forward: a device is finding what goes at the sequence's prune. It is known with the results of
+ * engine_sample or whatever else is waited for, so that a prune after those need not wait itself. */
+bool sequence_prune_awaits_results(const struct sequence *sequence);
 
 /* The scores that a prune now would go by, due or not: out [slots of all layers and heads], by layer, head and slot;
  * NaN where the policy gives none, +infinity for slots that stay in any case. ERROR_INVALID (the sequence has no policy

@@ -42,10 +42,11 @@ struct eviction {
     uint32_t handled; /* length at the last prune that was due and is done */
     bool chosen;      /* for the prune that is being planned */
     bool pruned;      /* a prune took place that was over budget */
-    /* [layers * kv_heads] the slots that go at the prune at length worst_at, KV_NO_SLOT: none; found by attention
+    /* [layers * kv_heads] the slots that go at the prune at length worst_at, KV_NO_SLOT: none; found ahead of it
      * (engine_plan_ahead). NULL before the first. */
     uint32_t *worst;
     uint32_t worst_at;
+    bool worst_awaited;            /* the backend writes them when something is waited for next: sequence_await_found */
     struct statistics *statistics; /* NULL: none are needed */
     bool snapshots;                /* of them are left with the blocks of the prompt: prefix.c */
     uint32_t snapshot_at;          /* length at the last one that was reused or left */
@@ -124,8 +125,12 @@ size_t sequence_sink_bytes(const struct sequence *sequence); /* of sink_keys, wh
 
 /* After a batch's tokens were appended: prepares the prunes that its decode steps will be followed by, so that
  * attention can score their slots at once: [layers][count], valid until the next prune of the engine. NULL: there are
- * none, or no memory. */
+ * none, or no memory, or they are for engine_score_ahead. */
 const struct score_layer *engine_plan_ahead(struct engine *engine, const struct batch_item *items, uint32_t count);
+/* After the batch was computed: asks for slots that attention does not find, where that does not wait. */
+void engine_score_ahead(struct engine *engine);
+/* Makes sure that slots which were asked for are there: before they are read, and before the sequence goes. */
+void sequence_await_found(struct sequence *sequence);
 
 /* demand.c */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * engine_prune: which sequences are due, what their slots are worth (one call of the backend for all), which stay
- * (policy/select.h), and what follows from it for pages and statistics. Everything is planned (prune_plan.h) before the
- * first sequence changes.
+ * (policy/select.h; where scores are not the host's, one more call for all), and what follows from it for pages and
+ * statistics. Everything is planned (prune_plan.h) before the first sequence changes.
  */
 #include "engine/clock.h"
 #include "engine/prune_plan.h"
@@ -104,19 +104,9 @@ static void remove_worst(struct prune_job *job) {
     }
 }
 
-static int select_job(struct prune *prune, struct prune_job *job, struct error *error) {
+/* Rows and removals of a job whose scores the host has. */
+static int select_on_host(struct prune *prune, struct prune_job *job, struct error *error) {
     const struct policy_settings *settings = &job->sequence->eviction.settings;
-    if (settings->policy->shared) {
-        int code = check_shared(prune, job, error);
-        if (code != 0)
-            return code;
-    }
-    if (job->found)
-        return 0;
-    if (job->one) {
-        remove_worst(job);
-        return 0;
-    }
     fill_rows(prune, job);
     int code =
         select_slots(job->rows, job->rows_count, settings->scope, settings->floor, &prune->engine->prune.select, error);
@@ -128,22 +118,105 @@ static int select_job(struct prune *prune, struct prune_job *job, struct error *
     return code;
 }
 
-/* ---- compaction ---- */
+/* ---- selection by the backend ---- */
 
-/* Statistics follow their slots; what is not needed after the first prune goes. */
-static void follow(struct prune_job *job) {
-    struct eviction *eviction = &job->sequence->eviction;
-    uint32_t needs = sequence_needs(job->sequence, false);
-    if (eviction->statistics == NULL)
-        return;
-    if (needs != 0) {
-        bool fit = job->seen >= eviction->prompt_tokens && (job->first || job->seen == eviction->prompt_tokens);
-        statistics_prune(eviction->statistics, job->removals, job->slots, needs, fit, job->statistics_work);
-        return;
-    }
-    statistics_free(eviction->statistics);
-    eviction->statistics = NULL;
+static bool selects_on_device(const struct prune *prune) {
+    return engine_operations(prune->engine)->select != NULL;
 }
+
+static struct selection list_selection(struct prune_job *job) {
+    const struct policy_settings *settings = &job->sequence->eviction.settings;
+    uint32_t kv_heads = job->sequence->engine->model->shape.kv_heads;
+    uint32_t heads_a_row = engine_heads(job->sequence->engine) / job->rows_count;
+    for (uint32_t r = 0; r < job->rows_count; r++) {
+        const struct score_head *head = &job->heads[r * heads_a_row];
+        job->selected[r] = (struct selected_row){
+            .view = head->view,
+            .scores = head->scores,
+            .layer = r * heads_a_row / kv_heads,
+            .head = r * heads_a_row % kv_heads,
+            .budget = job->budgets[r * heads_a_row],
+        };
+    }
+    return (struct selection){job->selected, job->rows_count, settings->scope, settings->floor};
+}
+
+static uint32_t count_bits(const uint32_t *words, uint32_t slots) {
+    uint32_t count = 0;
+    for (uint32_t word = 0; word < (slots + 31) / 32; word++)
+        count += (uint32_t)__builtin_popcount(words[word]);
+    return count;
+}
+
+static void list_bits(const uint32_t *words, uint32_t slots, uint32_t *list) {
+    for (uint32_t word = 0; word < (slots + 31) / 32; word++) {
+        if (words[word] == UINT32_MAX) {
+            for (uint32_t bit = 0; bit < 32; bit++)
+                *list++ = word * 32 + bit;
+            continue;
+        }
+        for (uint32_t left = words[word]; left != 0; left &= left - 1)
+            *list++ = word * 32 + (uint32_t)__builtin_ctz(left);
+    }
+}
+
+static void remove_selected(struct prune_job *job) {
+    const struct engine *engine = job->sequence->engine;
+    uint32_t heads_a_row = engine_heads(engine) / job->rows_count, *keep = job->keep;
+    for (uint32_t r = 0; r < job->rows_count; r++) {
+        const struct selected_row *row = &job->selected[r];
+        uint32_t slots = row->view.slots, kept = count_bits(row->stays, slots);
+        if (kept < slots)
+            list_bits(row->stays, slots, keep);
+        for (uint32_t i = r * heads_a_row; i < (r + 1) * heads_a_row; i++)
+            job->removals[i] = removal_of(job, keep, kept, slots, prune_positions(engine, job->sequence, i));
+        keep += kept;
+    }
+}
+
+/* ---- what goes ---- */
+
+static int check_job(const struct prune *prune, const struct prune_job *job, struct error *error) {
+    return job->sequence->eviction.settings.policy->shared ? check_shared(prune, job, error) : 0;
+}
+
+/* Removals of all jobs that are done by one call for all, or are there already; job->code of those that cannot be. All
+ * that the backend was asked for is there afterwards. */
+static int select_together(struct prune *prune, struct error *error) {
+    const struct backend_operations *operations = engine_operations(prune->engine);
+    uint32_t count = 0;
+    int code = 0;
+    bool told = false;
+    for (uint32_t i = 0; i < prune->count; i++) {
+        struct prune_job *job = &prune->jobs[i];
+        job->code = check_job(prune, job, told ? NULL : error);
+        told = told || job->code != 0; /* the first failure is told */
+        if (job->code == 0 && !job->found && !job->one && selects_on_device(prune))
+            prune->selections[count++] = list_selection(job);
+    }
+    if (count > 0)
+        code = operations->select(
+            prune->engine->backend, kv_cache_pool(prune->engine->cache), prune->selections, count, error);
+    if (!operations->host_memory && (count == 0 || code != 0))
+        operations->synchronize(prune->engine->backend); /* slots that go may be on their way */
+    for (uint32_t i = 0; i < prune->count && code == 0; i++) {
+        struct prune_job *job = &prune->jobs[i];
+        if (job->code == 0 && job->one)
+            remove_worst(job);
+        else if (job->code == 0 && !job->found && selects_on_device(prune))
+            remove_selected(job);
+    }
+    return code;
+}
+
+/* What select_together has left: where the host selects, one job after the other. */
+static int select_job(struct prune *prune, struct prune_job *job, struct error *error) {
+    if (job->code != 0 || job->found || job->one || selects_on_device(prune))
+        return job->code;
+    return select_on_host(prune, job, error);
+}
+
+/* ---- compaction ---- */
 
 /* What is about to go, while it is still there. */
 static void summarise(void *context) {
@@ -157,6 +230,7 @@ static void summarise(void *context) {
             network_level(job->budget, job->seen), job->summaries_work);
 }
 
+/* Pages and tables. Nothing changes on a failure. */
 static int compact(struct prune_job *job, struct error *error) {
     struct sequence *sequence = job->sequence;
     struct eviction *eviction = &sequence->eviction;
@@ -170,11 +244,58 @@ static int compact(struct prune_job *job, struct error *error) {
         return code;
     eviction->pruned = true;
     eviction->worst_at = 0;
-    follow(job);
-    sequence_rotate_sinks(sequence);
-    sequence_charge_less(sequence);
-    finish(sequence);
+    job->compacted = true;
     return 0;
+}
+
+/* Adds what of a job's statistics follows its slots; what is not needed after the first prune goes. */
+static uint32_t follow(struct prune_job *job, struct statistics_prune *out) {
+    struct eviction *eviction = &job->sequence->eviction;
+    uint32_t needs = sequence_needs(job->sequence, false);
+    if (eviction->statistics == NULL)
+        return 0;
+    if (needs == 0) {
+        statistics_free(eviction->statistics);
+        eviction->statistics = NULL;
+        return 0;
+    }
+    *out = (struct statistics_prune){
+        .statistics = eviction->statistics,
+        .removals = job->removals,
+        .slots_before = job->slots,
+        .needs = needs,
+        .fit = job->seen >= eviction->prompt_tokens && (job->first || job->seen == eviction->prompt_tokens),
+        .work = job->statistics_work,
+    };
+    return 1;
+}
+
+/* What follows for jobs before `end` that were compacted since the last time: statistics of all by one call, so that a
+ * device gets the moves of all of them at once. */
+static void settle(struct prune *prune, uint32_t end) {
+    uint32_t count = 0, first = prune->settled;
+    prune->settled = end;
+    for (uint32_t i = first; i < end; i++)
+        if (prune->jobs[i].compacted)
+            count += follow(&prune->jobs[i], &prune->follows[count]);
+    statistics_prune(prune->follows, count, prune->moves);
+    for (uint32_t i = first; i < end; i++) {
+        struct sequence *sequence = prune->jobs[i].sequence;
+        if (!prune->jobs[i].compacted)
+            continue;
+        sequence_rotate_sinks(sequence);
+        sequence_charge_less(sequence);
+        finish(sequence);
+    }
+}
+
+/* Where pages are short, those that the statistics of the jobs before this one give back may do. */
+static int compact_job(struct prune *prune, uint32_t i, struct error *error) {
+    int code = compact(&prune->jobs[i], error);
+    if (code != ERROR_PAGES || prune->settled == i)
+        return code;
+    settle(prune, i);
+    return compact(&prune->jobs[i], error);
 }
 
 static void count_time(struct engine *engine, enum engine_phase phase, double *start) {
@@ -183,7 +304,7 @@ static void count_time(struct engine *engine, enum engine_phase phase, double *s
     *start = now;
 }
 
-/* Scores of all jobs, where the host can read them. */
+/* Scores of all jobs, where whoever selects can read them. */
 static int score(struct prune *prune, struct error *error) {
     struct engine *engine = prune->engine;
     const struct backend_operations *operations = engine_operations(engine);
@@ -197,7 +318,8 @@ static int score(struct prune *prune, struct error *error) {
     if (prune->host_scores != NULL)
         operations->download(
             engine->backend, prune->host_scores, engine->prune.scores, prune->scored_slots * sizeof(float));
-    operations->synchronize(engine->backend);
+    else if (operations->host_memory)
+        operations->synchronize(engine->backend);
     return 0;
 }
 
@@ -207,21 +329,30 @@ int engine_prune(struct engine *engine, struct sequence *const *sequences, uint3
     uint32_t chosen = choose(sequences, count);
     if (chosen == 0)
         return 0;
+    for (uint32_t i = 0; i < count; i++)
+        sequence_await_found(sequences[i]);
     if (prune_plan(&prune, sequences, count, chosen) != 0)
         return error_set(error, ERROR_MEMORY, "no memory to prune %u sequences", chosen);
     int first = score(&prune, error);
     count_time(engine, PHASE_SCORE, &start);
+    if (first == 0)
+        first = select_together(&prune, error);
+    count_time(engine, PHASE_SELECT, &start);
     if (first != 0)
         return first;
+    for (uint32_t i = 0; i < prune.count; i++)
+        first = first == 0 ? prune.jobs[i].code : first;
     for (uint32_t i = 0; i < prune.count; i++) {
         struct error *report = first == 0 ? error : NULL; /* the first failure is told */
         int code = select_job(&prune, &prune.jobs[i], report);
         count_time(engine, PHASE_SELECT, &start);
         if (code == 0)
-            code = compact(&prune.jobs[i], report);
+            code = compact_job(&prune, i, report);
         count_time(engine, PHASE_COMPACT, &start);
         first = first == 0 ? code : first;
     }
+    settle(&prune, prune.count);
+    count_time(engine, PHASE_COMPACT, &start);
     return first;
 }
 
@@ -273,8 +404,11 @@ int sequence_prune_to(
             removal_of(job, lists[i], counts[i], job->slots[i], prune_positions(sequence->engine, sequence, i));
         some = some || job->removals[i].keep != NULL || job->removals[i].evict != KV_NO_SLOT;
     }
-    if (some)
-        return compact(job, error);
-    finish(sequence);
-    return 0;
+    if (!some) {
+        finish(sequence);
+        return 0;
+    }
+    int code = compact(job, error);
+    settle(&prune, prune.count);
+    return code;
 }

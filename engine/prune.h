@@ -13,6 +13,8 @@ struct prune_space {
     size_t bytes;
     char *ahead; /* the same for prunes that are planned ahead, until the batch is computed */
     size_t ahead_bytes;
+    const struct score_layer *late; /* in it: layers [late_count] to score behind the batch */
+    uint32_t late_count;
     float *scores; /* device [scores_capacity] */
     size_t scores_capacity;
     uint32_t *identity; /* 0, 1, 2, ...: positions of a head that was never pruned */

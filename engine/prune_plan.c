@@ -88,7 +88,7 @@ bool prune_is_over(const struct sequence *sequence) {
 /* A head whose slot attention was asked for and has not found. */
 enum { NOT_FOUND = KV_NO_SLOT - 1 };
 
-/* Attention has found all that goes. */
+/* All that goes was found ahead. */
 static bool is_found(const struct sequence *sequence) {
     const struct eviction *eviction = &sequence->eviction;
     if (eviction->worst == NULL || eviction->worst_at != sequence_length(sequence))
@@ -125,6 +125,8 @@ static void lay_out(struct prune_job *job, struct sequence *sequence, bool found
     job->stages = take(arena, SCORE_STAGES_MAX, sizeof *job->stages);
     job->worst = take(arena, heads, sizeof *job->worst);
     job->rows = take(arena, job->rows_count, sizeof *job->rows);
+    if (engine_operations(engine)->select != NULL)
+        job->selected = take(arena, job->rows_count, sizeof *job->selected);
     job->keep = take(arena, job->slots_count, sizeof *job->keep);
 }
 
@@ -137,6 +139,9 @@ static void lay_out_all(
     prune->layers = take(arena, (size_t)chosen * layers, sizeof *prune->layers);
     prune->entropy = take(arena, layers, sizeof *prune->entropy);
     prune->variance = take(arena, layers, sizeof *prune->variance);
+    prune->selections = take(arena, chosen, sizeof *prune->selections);
+    prune->follows = take(arena, chosen, sizeof *prune->follows);
+    prune->moves = take(arena, (size_t)chosen * engine_heads(prune->engine), sizeof *prune->moves);
     prune->scored_slots = 0;
     for (uint32_t i = 0; i < count; i++) {
         if (!sequences[i]->eviction.chosen)
@@ -148,7 +153,8 @@ static void lay_out_all(
         prune->scored += !job->found;
         prune->count++;
     }
-    if (!engine_operations(prune->engine)->host_memory)
+    const struct backend_operations *operations = engine_operations(prune->engine);
+    if (!operations->host_memory && (prune->show_scores || operations->select == NULL))
         prune->host_scores = take(arena, prune->scored_slots, sizeof *prune->host_scores);
 }
 
@@ -158,8 +164,10 @@ const uint32_t *prune_positions(const struct engine *engine, const struct sequen
     return positions != NULL ? positions : engine->prune.identity;
 }
 
-/* Pooling wants the slots in order of position. */
-static bool reads_order(const struct score_stage *stages, uint32_t count) {
+/* Pooling wants the slots in order of position; a device has its own ways, and the host need not keep that order. */
+static bool reads_order(const struct engine *engine, const struct score_stage *stages, uint32_t count) {
+    if (!engine_operations(engine)->host_memory)
+        return false;
     for (uint32_t i = 0; i < count; i++)
         if (stages[i].kind == STAGE_POOL_MAX || stages[i].kind == STAGE_POOL_ADAPTIVE)
             return true;
@@ -173,7 +181,7 @@ void prune_fill_job(struct prune_job *job, bool freeze, float **scores) {
     const struct model_shape *shape = &engine->model->shape;
     const struct eviction *eviction = &sequence->eviction;
     uint32_t stages_count = policy_stages(&eviction->settings, job->stages);
-    bool ordered = reads_order(job->stages, stages_count);
+    bool ordered = reads_order(engine, job->stages, stages_count);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
         job->layers[layer] = (struct score_layer){
             .heads = job->heads + (size_t)layer * shape->kv_heads,
@@ -362,13 +370,14 @@ static int plan_job(struct prune *prune, struct prune_job *job, float **scores) 
     return 0;
 }
 
-/* What attention has found is the whole plan. */
+/* What was found ahead is the whole plan: a slot of a row's first head, which all of its heads lose. */
 static void take_found(struct prune_job *job) {
     const struct sequence *sequence = job->sequence;
-    uint32_t kv_heads = sequence->engine->model->shape.kv_heads;
-    for (uint32_t i = 0; i < engine_heads(sequence->engine); i++) {
+    uint32_t kv_heads = sequence->engine->model->shape.kv_heads, heads = engine_heads(sequence->engine);
+    uint32_t heads_a_row = heads / job->rows_count;
+    for (uint32_t i = 0; i < heads; i++) {
         job->slots[i] = kv_sequence_slots(sequence->kv, i / kv_heads, i % kv_heads);
-        job->removals[i] = (struct kv_removal){.evict = sequence->eviction.worst[i]};
+        job->removals[i] = (struct kv_removal){.evict = sequence->eviction.worst[i / heads_a_row * heads_a_row]};
     }
 }
 
@@ -394,27 +403,44 @@ int prune_plan(struct prune *prune, struct sequence *const *sequences, uint32_t 
 
 /* ---- ahead of the batch ---- */
 
-/* Whether a batch's item will be followed by a prune that attention can score for. What depends on budgets is seen
+/* Scores can be asked for behind a batch, whatever the stages are, without waiting for it. */
+static bool scores_late(const struct engine *engine) {
+    return !engine_operations(engine)->host_memory;
+}
+
+/* Attention can score by these stages. */
+static bool scores_in_attention(const struct engine *engine, const struct policy_settings *settings) {
+    const struct backend_operations *operations = engine_operations(engine);
+    struct score_stage stages[SCORE_STAGES_MAX];
+    return operations->attend_scores != NULL && !settings->policy->shared &&
+           operations->attend_scores(stages, policy_stages(settings, stages));
+}
+
+/* Whether a batch's item will be followed by a prune whose slots can be found ahead. What depends on budgets is seen
  * when they are planned. */
 static bool can_be_found(const struct batch_item *item) {
     const struct sequence *sequence = item->sequence;
     const struct eviction *eviction = &sequence->eviction;
     const struct policy_settings *settings = &eviction->settings;
-    const struct backend_operations *operations = engine_operations(sequence->engine);
-    struct score_stage stages[SCORE_STAGES_MAX];
-    if (item->count != 1 || !eviction->evicts || settings->interval != 1 || settings->policy->shared ||
-        !rows_are_alone(settings) || operations->attend_scores == NULL ||
+    if (item->count != 1 || !eviction->evicts || settings->interval != 1 || !rows_are_alone(settings) ||
         sequence_length(sequence) <= eviction->prompt_tokens || !prune_is_due(sequence) || !prune_is_over(sequence))
         return false;
     if (settings->policy->allocation == ALLOCATE_CAKE && eviction->layer_preferences == NULL)
         return false;
     if (settings->policy->allocation == ALLOCATE_GATES && settings->gates == NULL && eviction->gates == NULL)
         return false;
-    return operations->attend_scores(stages, policy_stages(settings, stages));
+    return scores_late(sequence->engine) || scores_in_attention(sequence->engine, settings);
 }
 
-/* Lets a planned job's heads report to the sequence, and adds its layers to those of the batch, `count` apart. */
-static bool ask_attention(struct prune_job *job, uint32_t count, struct score_layer *scored) {
+void sequence_await_found(struct sequence *sequence) {
+    if (!sequence->eviction.worst_awaited)
+        return;
+    engine_operations(sequence->engine)->synchronize(sequence->engine->backend);
+    sequence->eviction.worst_awaited = false;
+}
+
+/* Lets a planned job's heads report to the sequence. */
+static bool report_to_sequence(struct prune_job *job) {
     struct eviction *eviction = &job->sequence->eviction;
     uint32_t heads = engine_heads(job->sequence->engine);
     if (!job->one)
@@ -429,12 +455,10 @@ static bool ask_attention(struct prune_job *job, uint32_t count, struct score_la
         eviction->worst[i] = goes ? NOT_FOUND : KV_NO_SLOT;
         job->heads[i].worst = goes ? &eviction->worst[i] : NULL;
     }
-    for (uint32_t layer = 0; layer < job->sequence->engine->model->shape.layers; layer++)
-        scored[(size_t)layer * count] = job->layers[layer];
     return true;
 }
 
-/* Cuts up the work space for the chosen items. Returns the layers of the batch, all without heads. */
+/* Cuts up the work space for the chosen items. Returns room for the layers of the batch, all without heads. */
 static struct score_layer *lay_out_ahead(
     struct prune *prune, const struct batch_item *items, uint32_t count, struct arena *arena) {
     uint32_t layers = prune->engine->model->shape.layers;
@@ -454,19 +478,26 @@ static struct score_layer *lay_out_ahead(
     return scored;
 }
 
+/* Chooses the items whose slots can be found ahead; returns the longest of their sequences' lengths, 0: none. */
+static uint32_t choose_ahead(const struct batch_item *items, uint32_t count) {
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sequence *sequence = items[i].sequence;
+        sequence_await_found(sequence);
+        sequence->eviction.worst_at = 0;
+        sequence->eviction.chosen = can_be_found(&items[i]);
+        if (sequence->eviction.chosen && sequence_length(sequence) > longest)
+            longest = sequence_length(sequence);
+    }
+    return longest;
+}
+
 const struct score_layer *engine_plan_ahead(struct engine *engine, const struct batch_item *items, uint32_t count) {
     struct prune prune = {.engine = engine};
     struct prune_space *space = &engine->prune;
     struct arena arena = {0};
-    uint32_t longest = 0;
-    bool any = false;
-    for (uint32_t i = 0; i < count; i++) {
-        struct eviction *eviction = &items[i].sequence->eviction;
-        eviction->worst_at = 0;
-        eviction->chosen = can_be_found(&items[i]);
-        if (eviction->chosen && sequence_length(items[i].sequence) > longest)
-            longest = sequence_length(items[i].sequence);
-    }
+    uint32_t layers = engine->model->shape.layers, longest = choose_ahead(items, count), asked = 0;
+    space->late_count = 0;
     if (longest == 0)
         return NULL;
     lay_out_ahead(&prune, items, count, &arena);
@@ -476,9 +507,28 @@ const struct score_layer *engine_plan_ahead(struct engine *engine, const struct 
     struct score_layer *scored = lay_out_ahead(&prune, items, count, &arena);
     space->rope = transformer_rope(engine->transformer);
     for (uint32_t i = 0; i < count; i++) {
+        struct prune_job *job = &prune.jobs[i];
         float *none = NULL;
-        if (prune.jobs[i].sequence != NULL && plan_job(&prune, &prune.jobs[i], &none) == 0)
-            any = ask_attention(&prune.jobs[i], count, scored + i) || any;
+        if (job->sequence == NULL || plan_job(&prune, job, &none) != 0 || !report_to_sequence(job))
+            continue;
+        for (uint32_t layer = 0; layer < layers; layer++) /* late: one sequence after the other */
+            scored[scores_late(engine) ? asked * layers + layer : layer * count + i] = job->layers[layer];
+        job->sequence->eviction.worst_awaited = scores_late(engine);
+        asked++;
     }
-    return any ? scored : NULL;
+    if (asked == 0)
+        return NULL;
+    if (!scores_late(engine))
+        return scored;
+    space->late = scored;
+    space->late_count = asked * layers;
+    return NULL;
+}
+
+void engine_score_ahead(struct engine *engine) {
+    struct prune_space *space = &engine->prune;
+    if (space->late_count > 0) /* what it cannot do is left to the prune */
+        engine_operations(engine)->score(engine->backend, kv_cache_pool(engine->cache), space->late, space->late_count,
+            engine->model->shape.heads, NULL);
+    space->late_count = 0;
 }

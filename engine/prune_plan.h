@@ -3,9 +3,10 @@
  * The plan of a prune: for each sequence what is known of its heads, what they protect, how many slots each may hold,
  * and what the backend is asked for. prune.c carries it out; nobody else includes this.
  *
- * A decode step of most policies is followed by a prune that takes one slot of a head, by scores that attention can
- * compute on its way (backend.h, kv_batch.scored): engine_plan_ahead asks for that before the batch is computed, and
- * prune_plan finds the slots in the sequence. What it does not find there is scored.
+ * A decode step of most policies is followed by a prune that takes one slot of a head. engine_plan_ahead plans it
+ * before the batch is computed. By scores that attention can compute on its way (backend.h, kv_batch.scored) the slots
+ * are found there; where scoring does not wait, engine_score_ahead asks for them behind the batch, and they come with
+ * whatever is waited for next. prune_plan finds them in the sequence. What it does not find there is scored.
  */
 #ifndef ENGINE_PRUNE_PLAN_H
 #define ENGINE_PRUNE_PLAN_H
@@ -21,15 +22,18 @@ struct prune_job {
     uint32_t rows_count;
     size_t slots_count; /* of all heads */
     bool one;           /* a row that is over its budget is so by one slot, and alone */
-    bool found;         /* attention has found what goes: eviction.worst */
+    bool found;         /* what goes was found ahead: eviction.worst */
+    bool compacted;     /* its statistics are yet to follow */
+    int code;           /* of its selection */
     uint32_t *slots;    /* [heads] */
     uint32_t *budgets;  /* [heads] */
     struct score_head *heads;
     struct score_layer *layers; /* [layers] */
     struct score_stage *stages;
-    uint32_t *worst;         /* [heads] with `one`: the slot that goes */
-    struct select_row *rows; /* one a head, or one a layer where all heads of a layer hold the same */
-    uint32_t *keep;          /* rows' lists */
+    uint32_t *worst;               /* [heads] with `one`: the slot that goes */
+    struct select_row *rows;       /* one a head, or one a layer where all heads of a layer hold the same */
+    struct selected_row *selected; /* the same where the backend selects */
+    uint32_t *keep;                /* rows' lists */
     struct kv_removal *removals;
     void *statistics_work, *summaries_work;
 };
@@ -41,11 +45,15 @@ struct prune {
     uint32_t count;
     struct score_layer *layers; /* [scored * layers] of the jobs that are scored */
     uint32_t scored;
-    size_t scored_slots;        /* of those jobs */
-    double *entropy, *variance; /* [layers] */
-    bool use_found;             /* what attention has found need not be scored */
-    bool show_scores;           /* all of them are asked for */
-    float *host_scores;         /* where the device's memory is not the host's */
+    size_t scored_slots;              /* of those jobs */
+    double *entropy, *variance;       /* [layers] */
+    struct selection *selections;     /* [scored] */
+    struct statistics_prune *follows; /* [count] */
+    struct statistics_move *moves;    /* [count * heads] */
+    uint32_t settled;                 /* jobs that are over, with all that follows */
+    bool use_found;                   /* what was found ahead need not be scored */
+    bool show_scores;                 /* all of them are asked for */
+    float *host_scores;               /* where the host reads scores and the device's memory is not its own */
 };
 
 /* Whether a prune of the sequence is due; whether some head holds more than it may at least. */

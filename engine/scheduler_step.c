@@ -114,13 +114,17 @@ static void prune_each(struct scheduler *s) {
     }
 }
 
-/* Prunes what is due in the batch, before forks are taken; the rows to sample stay valid. */
-static void prune_batch(struct scheduler *s) {
+/* Prunes what is due in the batch, before forks are taken; the rows to sample stay valid. awaiting: those of which the
+ * device is still finding what goes, once something was waited for; else the others. */
+static void prune_batch(struct scheduler *s, bool awaiting) {
     struct error error;
     uint32_t count = 0;
-    for (uint32_t i = 0; i < s->items_count; i++)
-        if (choice_policy(s->batched[i].choice) != NULL)
-            s->pruned[count++] = s->items[i].sequence;
+    for (uint32_t i = 0; i < s->items_count; i++) {
+        const struct choice *choice = s->batched[i].choice;
+        if (choice->state == CHOICE_RUNNING && choice_policy(choice) != NULL &&
+            sequence_prune_awaits_results(choice->sequence) == awaiting)
+            s->pruned[count++] = choice->sequence;
+    }
     if (count > 0 && prune(s, s->pruned, count, &error) != 0)
         prune_each(s);
 }
@@ -229,6 +233,8 @@ static void deliver_results(struct scheduler *s) {
     double now = clock_seconds();
     for (size_t i = 0; i < s->wanted_count; i++) {
         struct choice *choice = s->wanted[i].choice;
+        if (choice->state == CHOICE_FINISHED) /* its prune failed */
+            continue;
         if (s->wanted[i].of_prompt)
             choice_accept_prompt_result(choice, s->wanted[i].position, &s->results[i]);
         else
@@ -265,7 +271,7 @@ static void run_batch(struct scheduler *s) {
         fail_batch(s, &error);
         return;
     }
-    prune_batch(s);
+    prune_batch(s, false);
     if (collect_wanted(s) != 0) {
         error_set(&error, ERROR_MEMORY, "no memory to sample %u sequences", s->items_count);
         fail_batch(s, &error);
@@ -275,6 +281,7 @@ static void run_batch(struct scheduler *s) {
         fail_batch(s, &error);
         return;
     }
+    prune_batch(s, true);
     deliver_results(s);
     scheduler_sweep_running(s);
 }

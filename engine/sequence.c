@@ -106,6 +106,7 @@ void sequence_free(struct sequence *sequence) {
     if (sequence == NULL)
         return;
     struct eviction *eviction = &sequence->eviction;
+    sequence_await_found(sequence);
     if (sequence->kv != NULL)
         kv_sequence_free(sequence->kv);
     statistics_free(eviction->statistics);
@@ -417,6 +418,10 @@ uint32_t sequence_pages_needed(const struct sequence *sequence, uint32_t count) 
         pages += kv_cache_pages_of(sequence->engine->cache, more);
     }
     return pages < UINT32_MAX ? (uint32_t)pages : UINT32_MAX;
+}
+
+bool sequence_prune_awaits_results(const struct sequence *sequence) {
+    return sequence->eviction.worst_awaited;
 }
 
 size_t sequence_statistics_bytes(const struct sequence *sequence) {

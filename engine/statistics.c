@@ -268,7 +268,6 @@ int statistics_reserve(
 
 /* Work space of a prune. */
 struct prune_work {
-    struct statistics_move *moves;
     struct kv_statistics *arrays; /* [heads] those that replace a head's */
     void **memory;                /* [heads] of them; NULL: the head's own stay */
     uint32_t *slots;              /* lists of moves */
@@ -276,8 +275,14 @@ struct prune_work {
 
 size_t statistics_prune_work(const struct statistics *s, size_t slots) {
     struct prune_work *work;
-    return heads_count(s) * (sizeof *work->moves + sizeof *work->arrays + sizeof *work->memory) +
-           2 * slots * sizeof *work->slots;
+    return heads_count(s) * (sizeof *work->arrays + sizeof *work->memory) + 2 * slots * sizeof *work->slots;
+}
+
+static struct prune_work cut_work(const struct statistics *s, void *space) {
+    struct prune_work work = {.arrays = space};
+    work.memory = (void **)(work.arrays + heads_count(s));
+    work.slots = (uint32_t *)(work.memory + heads_count(s));
+    return work;
 }
 
 static uint32_t slots_left(const struct kv_removal *removal, uint32_t slots_before) {
@@ -343,33 +348,52 @@ static void drop_arrays(struct statistics *s) {
         replace_arrays(s, i, &none, NULL);
 }
 
-void statistics_prune(struct statistics *s, const struct kv_removal *removals, const uint32_t *slots_before,
-    uint32_t needs, bool fit, void *space) {
-    uint32_t heads = heads_count(s), count = 0;
-    struct prune_work work = {.moves = space};
-    s->needs = needs;
-    if (!(needs & STATISTIC_MOMENTS))
+static bool keeps_arrays(uint32_t needs) {
+    return (needs & ~(uint32_t)STATISTIC_MOMENTS) != 0;
+}
+
+/* The moves of one sequence; returns how many. */
+static uint32_t plan_prune(const struct statistics_prune *prune, struct statistics_move *moves) {
+    struct statistics *s = prune->statistics;
+    struct prune_work work = cut_work(s, prune->work);
+    uint32_t count = 0;
+    s->needs = prune->needs;
+    if (!(prune->needs & STATISTIC_MOMENTS))
         moments_release(s);
-    if (!(needs & ~(uint32_t)STATISTIC_MOMENTS)) {
+    if (!keeps_arrays(prune->needs)) {
         drop_arrays(s);
-        return;
+        return 0;
     }
-    work.arrays = (struct kv_statistics *)(work.moves + heads);
-    work.memory = (void **)(work.arrays + heads);
-    work.slots = (uint32_t *)(work.memory + heads);
-    for (uint32_t i = 0; i < heads; i++) {
-        uint32_t slots = slots_left(&removals[i], slots_before[i]);
-        bool replaced = replacement(s, &s->heads[i], slots, needs, fit, &work.arrays[i], &work.memory[i]);
-        if (!replaced && removals[i].keep == NULL && removals[i].evict == KV_NO_SLOT)
+    for (uint32_t i = 0; i < heads_count(s); i++) {
+        const struct kv_removal *removal = &prune->removals[i];
+        uint32_t before = prune->slots_before[i], slots = slots_left(removal, before);
+        bool replaced = replacement(s, &s->heads[i], slots, prune->needs, prune->fit, &work.arrays[i], &work.memory[i]);
+        if (!replaced && removal->keep == NULL && removal->evict == KV_NO_SLOT)
             continue;
-        work.slots += plan_head(s, i, &removals[i], slots_before[i], &work, &work.moves[count]);
-        count++;
+        work.slots += plan_head(s, i, removal, before, &work, &moves[count++]);
     }
-    if (count > 0)
-        operations(s)->move_statistics(s->backend, work.moves, count, s->shape.group, s->shape.head_dim);
-    for (uint32_t i = 0; i < heads; i++)
+    return count;
+}
+
+static void replace_moved(const struct statistics_prune *prune) {
+    struct statistics *s = prune->statistics;
+    const struct prune_work work = cut_work(s, prune->work);
+    for (uint32_t i = 0; keeps_arrays(prune->needs) && i < heads_count(s); i++)
         if (work.memory[i] != NULL)
             replace_arrays(s, i, &work.arrays[i], work.memory[i]);
+}
+
+void statistics_prune(struct statistics_prune *prunes, uint32_t count, struct statistics_move *moves) {
+    uint32_t moves_count = 0;
+    for (uint32_t i = 0; i < count; i++)
+        moves_count += plan_prune(&prunes[i], moves + moves_count);
+    if (moves_count > 0) {
+        const struct statistics *first = prunes[0].statistics;
+        operations(first)->move_statistics(
+            first->backend, moves, moves_count, first->shape.group, first->shape.head_dim);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        replace_moved(&prunes[i]);
 }
 
 void statistics_keep(

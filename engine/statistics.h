@@ -56,13 +56,22 @@ size_t statistics_reserve_bytes(
 int statistics_reserve(
     struct statistics *statistics, const struct kv_sequence *kv, uint32_t count, uint32_t hint, struct error *error);
 
-/* Follows kv_sequence_prune of these removals: kv is as it was afterwards, slots_before [heads] as they were. needs:
- * what is needed from now on, a part of what was. Arrays that are no longer needed, or with more room than
- * statistics_room_for what is left (fit; else twice that), are given back; where there is no memory for smaller ones
- * they stay. Cannot fail. `work`: room for statistics_prune_work() bytes. */
+/* A prune of one sequence, after kv_sequence_prune of these removals. Statistics of all that are pruned together have
+ * the same shape. */
+struct statistics_prune {
+    struct statistics *statistics;
+    const struct kv_removal *removals; /* [layers * kv_heads] */
+    const uint32_t *slots_before;      /* the same: slots of each head before the removals */
+    uint32_t needs;                    /* from now on: a part of what was needed */
+    bool fit;                          /* keep no more room than needed */
+    void *work;                        /* statistics_prune_work() bytes */
+};
+
+/* Statistics follow their slots. Arrays that are no longer needed, or with more room than statistics_room_for what is
+ * left (fit; else twice that), are given back; where there is no memory for smaller ones they stay. Cannot fail. One
+ * call of the backend for all. moves: work space, one for each head of all. */
 size_t statistics_prune_work(const struct statistics *statistics, size_t slots); /* of all heads, before */
-void statistics_prune(struct statistics *statistics, const struct kv_removal *removals, const uint32_t *slots_before,
-    uint32_t needs, bool fit, void *work);
+void statistics_prune(struct statistics_prune *prunes, uint32_t count, struct statistics_move *moves);
 
 /* A head's listed slots stay, in their order, as kv_sequence_keep does. */
 void statistics_keep(

@@ -1,29 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Selection on the device against policy/select.c: scores with many ties, protected and empty slots, ragged rows, all
- * scopes and floors, budgets from nothing to everything. The same slots in the same order.
+ * Selection by the backend against policy/select.c, of several sequences in one call: scores with many ties, protected
+ * and empty slots, ragged rows, all scopes and floors, budgets from nothing to everything. Backends whose scores are
+ * host memory have none of their own.
  */
 #include "tests/parity/parity.h"
 
-#include "cuda/select.h"
 #include "policy/budget.h"
+#include "policy/select.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS_MAX = 24 };
+enum { ROWS_MAX = 24, SELECTIONS_MAX = 3 };
 
+/* One sequence. */
 struct rows {
     uint32_t count;
     enum policy_scope scope;
     float floor_part;
-    struct kv_pool pool;
     struct select_row want[ROWS_MAX];
-    struct kv_head_view views[ROWS_MAX];
-    float *device_scores[ROWS_MAX];
-    uint32_t *device_keep[ROWS_MAX];
-    uint32_t *device_kept;
+    struct selected_row got[ROWS_MAX];
 };
 
 /* Few different scores, so that most are equal; infinities and none at all. */
@@ -80,33 +78,44 @@ static void row_create(
     rows->want[r].scores = scores;
     rows->want[r].positions = positions;
     rows->want[r].keep = parity_host((slots + 1) * sizeof(uint32_t));
-    rows->device_scores[r] = parity_upload(parity, scores, (slots + 1) * sizeof *scores);
-    rows->device_keep[r] = parity_upload(parity, NULL, (slots + 1) * sizeof(uint32_t));
+    rows->got[r] = (struct selected_row){.scores = parity_upload(parity, scores, (slots + 1) * sizeof *scores),
+        .layer = rows->want[r].layer,
+        .head = rows->want[r].head,
+        .budget = rows->want[r].budget};
 }
 
-/* Pages that hold positions alone. */
-static void pages_create(struct parity *parity, struct rows *rows) {
-    struct kv_layout layout = {1, 1, 2, KV_F16};
+static uint32_t pages_for(uint32_t slots) {
+    return (slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
+}
+
+/* Pages of all rows, that hold positions alone; page numbers from the end on. */
+static struct kv_pool pages_create(struct parity *parity, struct rows *rows, uint32_t count) {
+    const struct kv_layout layout = {1, 1, 2, KV_F16};
     size_t bytes = kv_page_bytes(&layout), places = (size_t)2 * 2 * KV_PAGE_SLOTS * 2;
-    uint32_t pages = 0, next = 0;
-    for (uint32_t r = 0; r < rows->count; r++)
-        pages += (rows->want[r].slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
-    char *image = parity_host(pages * bytes + 1);
-    for (uint32_t r = 0; r < rows->count; r++) {
-        const struct select_row *row = &rows->want[r];
-        uint32_t count = (row->slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS,
-                 *table = parity_host((count + 1) * sizeof *table);
-        for (uint32_t i = 0; i < count; i++) {
-            uint32_t left = row->slots - i * KV_PAGE_SLOTS, some = left < KV_PAGE_SLOTS ? left : KV_PAGE_SLOTS;
-            table[i] = pages - 1 - next++; /* from the end on */
-            memset(image + table[i] * bytes, 0x11, bytes);
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t r = 0; r < rows[i].count; r++)
+            next += pages_for(rows[i].want[r].slots);
+    size_t all = next * bytes + 1;
+    char *image = parity_host(all);
+    for (uint32_t i = 0; i < count * ROWS_MAX; i++) {
+        struct rows *of = &rows[i / ROWS_MAX];
+        if (i % ROWS_MAX >= of->count)
+            continue;
+        const struct select_row *row = &of->want[i % ROWS_MAX];
+        uint32_t pages = pages_for(row->slots), *table = parity_host((pages + 1) * sizeof *table);
+        for (uint32_t p = 0; p < pages; p++) {
+            uint32_t left = row->slots - p * KV_PAGE_SLOTS, some = left < KV_PAGE_SLOTS ? left : KV_PAGE_SLOTS;
+            table[p] = --next;
+            memset(image + table[p] * bytes, 0x11, bytes);
             memcpy(
-                image + table[i] * bytes + places, row->positions + (size_t)i * KV_PAGE_SLOTS, some * sizeof(int32_t));
+                image + table[p] * bytes + places, row->positions + (size_t)p * KV_PAGE_SLOTS, some * sizeof(int32_t));
         }
-        rows->views[r] = (struct kv_head_view){.pages = table, .slots = row->slots};
+        of->got[i % ROWS_MAX].view = (struct kv_head_view){.pages = table, .slots = row->slots};
     }
-    rows->pool = (struct kv_pool){parity_upload(parity, image, pages * bytes + 1), bytes, layout};
+    const struct kv_pool pool = {parity_upload(parity, image, all), bytes, layout};
     free(image);
+    return pool;
 }
 
 static void rows_create(
@@ -124,8 +133,6 @@ static void rows_create(
             row_create(parity, rows, rows->count++, ties ? slots_most : parity_random(parity, 0, most), kinds, ties);
         }
     }
-    rows->device_kept = parity_upload(parity, NULL, rows->count * sizeof(uint32_t));
-    pages_create(parity, rows);
 }
 
 static void rows_free(struct parity *parity, struct rows *rows) {
@@ -133,51 +140,50 @@ static void rows_free(struct parity *parity, struct rows *rows) {
         free((void *)rows->want[r].scores);
         free((void *)rows->want[r].positions);
         free(rows->want[r].keep);
-        free((void *)rows->views[r].pages);
-        parity_release(parity, rows->device_scores[r]);
-        parity_release(parity, rows->device_keep[r]);
+        free((void *)rows->got[r].view.pages);
+        parity_release(parity, (void *)rows->got[r].scores);
     }
-    parity_release(parity, rows->device_kept);
-    parity_release(parity, rows->pool.base);
 }
 
-static void check_row(struct parity *parity, const struct rows *rows, uint32_t r, uint32_t kept) {
+static void check_row(struct parity *parity, const struct rows *rows, uint32_t r) {
     const struct select_row *want = &rows->want[r];
-    if (!parity_check_true(parity, kept == want->kept, "scope %d, floor %g, row %u: %u of %u slots stay, not %u",
-            (int)rows->scope, (double)rows->floor_part, r, kept, want->slots, want->kept))
-        return;
-    uint32_t *keep = parity_download(parity, rows->device_keep[r], want->slots * sizeof *keep);
-    parity_check_bytes(parity, keep, want->keep, kept * sizeof *keep, "scope %d, floor %g, row %u of %u slots",
-        (int)rows->scope, (double)rows->floor_part, r, want->slots);
-    free(keep);
+    size_t words = (want->slots + 31) / 32;
+    uint32_t *bits = parity_host((words + 1) * sizeof *bits);
+    memset(bits, 0, (words + 1) * sizeof *bits);
+    for (uint32_t i = 0; i < want->kept; i++)
+        bits[want->keep[i] / 32] |= 1u << want->keep[i] % 32;
+    parity_check_bytes(parity, rows->got[r].stays, bits, words * sizeof *bits,
+        "scope %d, floor %g, row %u: slots that stay, %u of %u", (int)rows->scope, (double)rows->floor_part, r,
+        want->kept, want->slots);
+    free(bits);
 }
 
 static void check(struct parity *parity, uint32_t slots_most, bool ties) {
-    struct rows rows;
+    struct rows rows[SELECTIONS_MAX];
+    struct selection selections[SELECTIONS_MAX];
     struct select_scratch host = {0};
-    struct cuda_scratch device = {0};
     struct error error = {0};
-    if (!parity->cuda) {
-        parity_skip(parity, "selection of the CUDA backend");
+    uint32_t count = slots_most > 1000 ? 1 : parity_random(parity, 1, SELECTIONS_MAX);
+    if (parity->operations->select == NULL) {
+        parity_skip(parity, "the host selects");
         return;
     }
-    rows_create(parity, &rows, (enum policy_scope)(parity->round % 3), slots_most, ties);
-    int code = select_slots(rows.want, rows.count, rows.scope, rows.floor_part, &host, &error);
-    parity_check_true(parity, code == 0, "select_slots: %s", error.message);
-    const struct cuda_select_rows on_device = {rows.want, rows.views, (const float *const *)rows.device_scores,
-        rows.device_keep, rows.device_kept, rows.count};
-    code = cuda_select_slots(
-        (struct cuda_backend *)parity->backend, &rows.pool, &on_device, rows.scope, rows.floor_part, &device, &error);
-    if (parity_check_true(parity, code == 0, "cuda_select_slots: %s", error.message)) {
-        uint32_t *kept = parity_download(parity, rows.device_kept, rows.count * sizeof *kept);
-        for (uint32_t r = 0; r < rows.count; r++)
-            check_row(parity, &rows, r, kept[r]);
-        free(kept);
+    for (uint32_t i = 0; i < count; i++) {
+        rows_create(parity, &rows[i], (enum policy_scope)((parity->round + i) % 3), slots_most, ties);
+        int code = select_slots(rows[i].want, rows[i].count, rows[i].scope, rows[i].floor_part, &host, &error);
+        parity_check_true(parity, code == 0, "select_slots: %s", error.message);
+        selections[i] = (struct selection){rows[i].got, rows[i].count, rows[i].scope, rows[i].floor_part};
     }
-    parity->operations->synchronize(parity->backend);
-    cuda_scratch_free(&device);
+    struct kv_pool pool = pages_create(parity, rows, count);
+    int code = parity->operations->select(parity->backend, &pool, selections, count, &error);
+    if (parity_check_true(parity, code == 0, "select: %s", error.message))
+        for (uint32_t i = 0; i < count * ROWS_MAX; i++)
+            if (i % ROWS_MAX < rows[i / ROWS_MAX].count)
+                check_row(parity, &rows[i / ROWS_MAX], i % ROWS_MAX);
     select_scratch_free(&host);
-    rows_free(parity, &rows);
+    for (uint32_t i = 0; i < count; i++)
+        rows_free(parity, &rows[i]);
+    parity_release(parity, pool.base);
 }
 
 static void case_rows(struct parity *parity) {

@@ -540,6 +540,7 @@ static void case_scored(struct parity *parity) {
                                                      : parity->operations->score(parity->backend, &scene.device,
                                                            &scored.layers[item], 1, scene.heads, NULL);
         parity_check_true(parity, code == 0, "score failed");
+        parity->operations->synchronize(parity->backend);
         for (uint32_t head = 0; head < kv_heads; head++)
             parity_check_true(parity, scored.worst[item * kv_heads + head] == later[head],
                 "attention found slot %u of head %u of %u slots, score %u", scored.worst[item * kv_heads + head], head,

@@ -14,6 +14,46 @@
 
 enum { STREAMS_MAX = 64, TOKENS_MAX = 1024 };
 
+const char *const pruning_policies[] = {
+    "random,tokens=24",
+    "streaming,tokens=24",
+    "streaming,tokens=20,positions=cache",
+    "streaming,ratio=0.3,minimum=8,prefill_prune_every=32,positions=cache",
+    "h2o,tokens=24",
+    "h2o,ratio=0.3,minimum=8,interval=4",
+    "h2o_mean,ratio=0.3,minimum=8,scope=layer",
+    "scissorhands,tokens=20",
+    "tova,tokens=20",
+    "snapkv,tokens=24,window=8",
+    "snapkv,tokens=24,window=8,decode=keep",
+    "snapkv,tokens=24,window=8,prefill_prune_every=25,interval=3",
+    "pyramidkv,tokens=32,window=8",
+    "adakv,tokens=24,window=8",
+    "criticalkv,tokens=24,window=8,interval=1",
+    "keydiff,tokens=24,protect_recent=6",
+    "knorm,tokens=24,scope=model",
+    "keyformer,tokens=24",
+    "expected_attention,tokens=24,interval=2",
+    "cake,tokens=24,window=8",
+    "laprox,tokens=24,window=8,interval=1",
+    "laprox_head,tokens=24,window=8,interval=5",
+    "restkv,tokens=24,window=8,interval=2",
+    "rlkv,sinks=4,recent_tokens=16",
+    "hybrid,ratio=0.5,minimum=8",
+    "h2o,tokens=24,summary=1",
+    "h2o,ratio=0.3,minimum=8,prefill_prune_every=25,interval=3,summary=1",
+    "streaming,tokens=24,summary=1",
+    "snapkv,tokens=24,window=8,decode=keep,summary=1",
+    "adakv,tokens=24,window=8,summary=1",
+    "tova,tokens=20,interval=4,summary=1",
+    "knorm,tokens=24,scope=model,summary=1",
+    "keyformer,tokens=24,summary=1",
+    "scissorhands,tokens=20,summary=1",
+    "hybrid,ratio=0.5,minimum=8,summary=1",
+};
+
+_Static_assert(sizeof pruning_policies / sizeof pruning_policies[0] == PRUNING_POLICIES, "the header counts them");
+
 struct model *pruning_model(const struct tiny_llama *shape) {
     struct error error = {0};
     char *path = tiny_llama_save(shape);

@@ -9,6 +9,10 @@
 #include "engine/engine.h"
 #include "tests/unit/tiny_llama.h"
 
+/* All policies, and the options that change when and how they prune. */
+enum { PRUNING_POLICIES = 35 };
+extern const char *const pruning_policies[PRUNING_POLICIES];
+
 struct model *pruning_model(const struct tiny_llama *shape);
 
 /* KV f16 unless options say otherwise; poison_free, and two threads. */

@@ -172,6 +172,17 @@ static void append(struct scene *scene, uint32_t count, uint32_t hint) {
     }
 }
 
+/* Statistics after kv_sequence_prune; `slots`: of all heads before. */
+static void follow(struct scene *scene, const struct kv_removal *removals, const uint32_t *before, size_t slots,
+    uint32_t needs, bool fit) {
+    struct statistics_move moves[HEADS];
+    struct statistics_prune prune = {
+        scene->statistics, removals, before, needs, fit, malloc(statistics_prune_work(scene->statistics, slots))};
+    assert_non_null(prune.work);
+    statistics_prune(&prune, 1, moves);
+    free(prune.work);
+}
+
 static void prune(struct scene *scene, uint32_t needs) {
     static uint32_t keep[HEADS][TOKENS_MAX];
     struct kv_removal removals[HEADS];
@@ -192,10 +203,8 @@ static void prune(struct scene *scene, uint32_t needs) {
             if (draw(scene, 100) < percent)
                 keep[head][removals[head].count++] = i;
     }
-    void *work = malloc(statistics_prune_work(scene->statistics, slots));
     assert_int_equal(kv_sequence_prune(scene->kv, removals, NULL), 0);
-    statistics_prune(scene->statistics, removals, before, needs, draw(scene, 2) == 0, work);
-    free(work);
+    follow(scene, removals, before, slots, needs, draw(scene, 2) == 0);
 }
 
 static void keep_some(struct scene *scene) {
@@ -293,10 +302,8 @@ static void large_sums_follow_their_slots(void **state) {
             kv_sum_set(at->sum, at->capacity, slot, (slot % 3 == 0 ? 0x123456789abull : 0x2345) + slot);
     }
     assert_int_equal(statistics_reserve(scene.statistics, scene.kv, 400, 0, NULL), 0);
-    void *work = malloc(statistics_prune_work(scene.statistics, 40 * HEADS));
     assert_int_equal(kv_sequence_prune(scene.kv, removals, NULL), 0);
-    statistics_prune(scene.statistics, removals, before, STATISTIC_SUM, true, work);
-    free(work);
+    follow(&scene, removals, before, 40 * HEADS, STATISTIC_SUM, true);
     for (uint32_t head = 0; head < HEADS; head++) {
         const struct kv_statistics *at = &scene.statistics->heads[head];
         uint32_t positions[TOKENS_MAX];
@@ -364,10 +371,8 @@ static void a_large_prune_gives_memory_back(void **state) {
         removals[head] = (struct kv_removal){keep, 20, KV_NO_SLOT};
         before[head] = 300;
     }
-    void *work = malloc(statistics_prune_work(scene.statistics, 300 * HEADS));
     assert_int_equal(kv_sequence_prune(scene.kv, removals, NULL), 0);
-    statistics_prune(scene.statistics, removals, before, STATISTIC_SUM | STATISTIC_WINDOW, true, work);
-    free(work);
+    follow(&scene, removals, before, 300 * HEADS, STATISTIC_SUM | STATISTIC_WINDOW, true);
     assert_true(scene.statistics->bytes < full / 10);
     assert_int_equal(scene.statistics->heads[0].capacity, statistics_room_for(20));
     assert_int_equal(scene.statistics->heads[0].needs, STATISTIC_SUM | STATISTIC_WINDOW);
