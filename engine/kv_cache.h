@@ -101,14 +101,19 @@ int kv_sequence_keep(struct kv_sequence *sequence, uint32_t layer, uint32_t head
  * page, as keep does: ERROR_PAGES, ERROR_MEMORY. */
 int kv_sequence_evict(struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t slot, struct error *error);
 
-/* What goes of one head. */
+/* What goes of one head: keep and drop say the same; the shorter list is less work. Both NULL: nothing moves. */
 struct kv_removal {
-    const uint32_t *keep; /* slots that stay, ascending and distinct; NULL: all, but for `evict` */
-    uint32_t count;
-    uint32_t evict; /* with keep NULL: the slot to mark as kv_sequence_evict does, or KV_NO_SLOT */
+    const uint32_t *keep; /* slots that stay, ascending and distinct */
+    uint32_t count;       /* of slots that stay, with keep or drop */
+    uint32_t evict;       /* with neither: the slot to mark as kv_sequence_evict does, or KV_NO_SLOT */
+    const uint32_t *drop; /* with keep NULL: slots that go, ascending and distinct */
 };
 
-/* A prune of all heads at once: removals [layers * kv_heads]. Where keep is given, slots below `count` stay where they
+static inline bool kv_removal_compacts(const struct kv_removal *removal) {
+    return removal->keep != NULL || removal->drop != NULL;
+}
+
+/* A prune of all heads at once: removals [layers * kv_heads]. Where slots move, those below `count` stay where they
  * are and those above move into the places that became free (kv_removal_moves): only as many slots move as must, and
  * the head's slots are no longer in order of position. Errors as kv_sequence_keep; then nothing changed in any head. */
 int kv_sequence_prune(struct kv_sequence *sequence, const struct kv_removal *removals, struct error *error);
@@ -116,8 +121,9 @@ int kv_sequence_prune(struct kv_sequence *sequence, const struct kv_removal *rem
  * wants to read what goes. Not called when nothing goes. */
 int kv_sequence_prune_after(struct kv_sequence *sequence, const struct kv_removal *removals, void (*before)(void *),
     void *context, struct error *error);
-/* The moves of a removal with keep: from, to [count at most], both ascending. Returns how many there are. */
-uint32_t kv_removal_moves(const uint32_t *keep, uint32_t count, uint32_t *from, uint32_t *to);
+/* The moves of a removal with a list, of a head with `slots` slots: from, to, both ascending; at most as many as stay,
+ * or as go. Returns how many there are. */
+uint32_t kv_removal_moves(const struct kv_removal *removal, uint32_t slots, uint32_t *from, uint32_t *to);
 
 /* Makes the page of a slot the head's own, so that its content may be changed. ERROR_PAGES. */
 int kv_sequence_own(struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t slot, struct error *error);

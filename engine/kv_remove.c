@@ -15,7 +15,7 @@ struct removal_scratch {
     uint32_t *renamed;   /* [slots] new slot of each slot of a head, or KV_NO_SLOT */
 };
 
-uint32_t kv_removal_moves(const uint32_t *keep, uint32_t count, uint32_t *from, uint32_t *to) {
+static uint32_t moves_of_kept(const uint32_t *keep, uint32_t count, uint32_t *from, uint32_t *to) {
     uint32_t low = 0, moves = 0;
     for (uint32_t place = 0; place < count; place++) {
         if (low < count && keep[low] == place)
@@ -28,20 +28,44 @@ uint32_t kv_removal_moves(const uint32_t *keep, uint32_t count, uint32_t *from, 
     return moves;
 }
 
+/* Places that became free, and the slots behind the last place that stay. */
+static uint32_t moves_of_dropped(const uint32_t *drop, uint32_t count, uint32_t slots, uint32_t *from, uint32_t *to) {
+    uint32_t moves = 0, found = 0, dropped;
+    for (; moves < slots - count && drop[moves] < count; moves++)
+        to[moves] = drop[moves];
+    dropped = moves;
+    for (uint32_t slot = count; slot < slots; slot++) {
+        if (dropped < slots - count && drop[dropped] == slot)
+            dropped++;
+        else
+            from[found++] = slot;
+    }
+    return moves;
+}
+
+uint32_t kv_removal_moves(const struct kv_removal *removal, uint32_t slots, uint32_t *from, uint32_t *to) {
+    if (removal->keep != NULL)
+        return moves_of_kept(removal->keep, removal->count, from, to);
+    return moves_of_dropped(removal->drop, removal->count, slots, from, to);
+}
+
 static bool goes(const struct kv_head *head, const struct kv_removal *removal) {
-    return removal->keep != NULL ? removal->count < head->slots : removal->evict != KV_NO_SLOT;
+    return kv_removal_compacts(removal) ? removal->count < head->slots : removal->evict != KV_NO_SLOT;
 }
 
 static int check_removal(const struct kv_head *head, const struct kv_removal *removal, struct error *error) {
-    if (removal->keep == NULL) {
+    if (!kv_removal_compacts(removal)) {
         if (removal->evict != KV_NO_SLOT && (removal->evict >= head->slots || head->marked != KV_NO_SLOT))
             return error_set(error, ERROR_INVALID, "slot %u cannot be evicted", removal->evict);
         return 0;
     }
-    for (uint32_t i = 0; i < removal->count; i++)
-        if (removal->keep[i] >= head->slots || (i > 0 && removal->keep[i] <= removal->keep[i - 1]))
-            return error_set(error, ERROR_INVALID, "slot %u to keep is out of order or not one of %u", removal->keep[i],
-                head->slots);
+    if (removal->count > head->slots)
+        return error_set(error, ERROR_INVALID, "%u slots of %u cannot stay", removal->count, head->slots);
+    const uint32_t *list = removal->keep != NULL ? removal->keep : removal->drop;
+    uint32_t length = removal->keep != NULL ? removal->count : head->slots - removal->count;
+    for (uint32_t i = 0; i < length; i++)
+        if (list[i] >= head->slots || (i > 0 && list[i] <= list[i - 1]))
+            return error_set(error, ERROR_INVALID, "slot %u is out of order or not one of %u", list[i], head->slots);
     return 0;
 }
 
@@ -52,11 +76,11 @@ static void visit_written(struct kv_cache *cache, struct kv_head *head, const st
     struct removal_scratch *scratch, page_visit visit, void *context) {
     if (!goes(head, removal))
         return;
-    if (removal->keep == NULL) {
+    if (!kv_removal_compacts(removal)) {
         visit(cache, &head->pages[removal->evict / KV_PAGE_SLOTS], context);
         return;
     }
-    uint32_t moves = kv_removal_moves(removal->keep, removal->count, scratch->from, scratch->to);
+    uint32_t moves = kv_removal_moves(removal, head->slots, scratch->from, scratch->to);
     uint32_t next = 0;
     for (uint32_t i = 0; i < moves; i++) {
         uint32_t at = scratch->to[i] / KV_PAGE_SLOTS;
@@ -113,7 +137,7 @@ static int find_pages(struct kv_sequence *sequence, const struct kv_removal *rem
 
 /* Slots that the head's arrays must have room for at once. */
 static uint32_t slots_after(const struct kv_head *head, const struct kv_removal *removal) {
-    return removal->keep != NULL ? removal->count : head->slots;
+    return kv_removal_compacts(removal) ? removal->count : head->slots;
 }
 
 static void scratch_free(struct removal_scratch *scratch, uint32_t heads) {
@@ -126,7 +150,7 @@ static int scratch_create(
     struct removal_scratch *scratch, const struct kv_sequence *sequence, const struct kv_removal *removals) {
     uint32_t heads = sequence->cache->pages.heads, slots = 0;
     for (uint32_t i = 0; i < heads; i++)
-        if (removals[i].keep != NULL && sequence->heads[i].slots > slots)
+        if (kv_removal_compacts(&removals[i]) && sequence->heads[i].slots > slots)
             slots = sequence->heads[i].slots;
     scratch->fresh = malloc(heads * sizeof *scratch->fresh + 3 * (size_t)slots * sizeof *scratch->from);
     if (scratch->fresh == NULL)
@@ -158,17 +182,20 @@ static void adopt_arrays(struct kv_head *head, uint32_t **fresh, uint32_t count)
         head->positions[i] = head->order[i] = i;
 }
 
-/* Order and positions after the moves. unpruned: the arrays hold only the first slots, as they were. */
+static void move_positions(struct kv_head *head, const struct removal_scratch *scratch, uint32_t moves, bool unpruned) {
+    for (uint32_t i = 0; i < moves; i++)
+        head->positions[scratch->to[i]] = unpruned ? scratch->from[i] : head->positions[scratch->from[i]];
+}
+
+/* Order and marked slot after the moves. unpruned: the order holds only the first slots, as they were. */
 static void rename_slots(struct kv_head *head, const struct kv_removal *removal, const struct removal_scratch *scratch,
     uint32_t moves, bool unpruned) {
     uint32_t *renamed = scratch->renamed, kept = 0;
     memset(renamed, 0xff, head->slots * sizeof *renamed);
     for (uint32_t i = 0; i < removal->count - moves; i++)
         renamed[removal->keep[i]] = removal->keep[i];
-    for (uint32_t i = 0; i < moves; i++) {
+    for (uint32_t i = 0; i < moves; i++)
         renamed[scratch->from[i]] = scratch->to[i];
-        head->positions[scratch->to[i]] = unpruned ? scratch->from[i] : head->positions[scratch->from[i]];
-    }
     for (uint32_t i = 0; i < head->slots && !head->order_stale; i++) {
         uint32_t slot = renamed[unpruned ? i : head->order[i]];
         if (slot != KV_NO_SLOT)
@@ -178,13 +205,32 @@ static void rename_slots(struct kv_head *head, const struct kv_removal *removal,
         head->marked = renamed[head->marked];
 }
 
+static bool is_among(uint32_t slot, const uint32_t *list, uint32_t count, uint32_t *at) {
+    for (*at = 0; *at < count && list[*at] < slot; ++*at)
+        ;
+    return *at < count && list[*at] == slot;
+}
+
+/* The same where few slots go, without a look at all others: the order is sorted anew when it is read. */
+static void rename_moved(
+    struct kv_head *head, const struct kv_removal *removal, const struct removal_scratch *scratch, uint32_t moves) {
+    uint32_t at;
+    head->order_stale = true;
+    if (head->marked == KV_NO_SLOT)
+        return;
+    if (is_among(head->marked, removal->drop, head->slots - removal->count, &at))
+        head->marked = KV_NO_SLOT;
+    else if (is_among(head->marked, scratch->from, moves, &at))
+        head->marked = scratch->to[at];
+}
+
 static void compact_head(struct kv_cache *cache, struct kv_head *head, const struct kv_removal *removal,
     struct removal_scratch *scratch, uint32_t **fresh) {
     struct kv_pages *pages = &cache->pages;
     struct backend *backend = pages->backend;
     bool unpruned = head->positions == NULL;
     uint32_t count = removal->count, pages_count = kv_pages_for(count);
-    uint32_t moves = kv_removal_moves(removal->keep, count, scratch->from, scratch->to);
+    uint32_t moves = kv_removal_moves(removal, head->slots, scratch->from, scratch->to);
     if (moves > 0)
         backend->operations->move_slots(backend, &pages->pool, head->pages, scratch->from, scratch->to, moves);
     if (count < pages_count * KV_PAGE_SLOTS)
@@ -192,7 +238,11 @@ static void compact_head(struct kv_cache *cache, struct kv_head *head, const str
     while (head->pages_count > pages_count)
         kv_pages_drop(pages, head->pages[--head->pages_count]);
     adopt_arrays(head, fresh, count);
-    rename_slots(head, removal, scratch, moves, unpruned);
+    move_positions(head, scratch, moves, unpruned);
+    if (removal->keep != NULL)
+        rename_slots(head, removal, scratch, moves, unpruned);
+    else
+        rename_moved(head, removal, scratch, moves);
     head->slots = head->first_new = count;
 }
 
@@ -204,7 +254,7 @@ static void remove_all(
         const struct kv_removal *removal = &removals[i];
         if (!goes(head, removal))
             continue;
-        if (removal->keep != NULL) {
+        if (kv_removal_compacts(removal)) {
             compact_head(cache, head, removal, scratch, &scratch->fresh[i]);
         } else {
             adopt_arrays(head, &scratch->fresh[i], head->slots);

@@ -148,29 +148,42 @@ static uint32_t count_bits(const uint32_t *words, uint32_t slots) {
     return count;
 }
 
-static void list_bits(const uint32_t *words, uint32_t slots, uint32_t *list) {
+/* Slots whose bits are set, or are not. */
+static void list_bits(const uint32_t *words, uint32_t slots, bool set, uint32_t *list) {
     for (uint32_t word = 0; word < (slots + 31) / 32; word++) {
-        if (words[word] == UINT32_MAX) {
-            for (uint32_t bit = 0; bit < 32; bit++)
-                *list++ = word * 32 + bit;
-            continue;
-        }
-        for (uint32_t left = words[word]; left != 0; left &= left - 1)
+        uint32_t left = set ? words[word] : ~words[word], rest = slots - word * 32;
+        left &= rest < 32 ? (1u << rest) - 1 : UINT32_MAX;
+        for (; left != 0; left &= left - 1)
             *list++ = word * 32 + (uint32_t)__builtin_ctz(left);
     }
 }
 
+/* Whether the slots that stay are the shorter list, of those of which more than one goes. */
+static bool lists_kept(uint32_t kept, uint32_t slots) {
+    return kept < slots - kept && kept + 1 < slots;
+}
+
+/* The same as removal_of, from the shorter list. */
+static struct kv_removal removal_of_list(
+    const struct prune_job *job, const uint32_t *list, uint32_t kept, uint32_t slots, const uint32_t *positions) {
+    if (kept == slots || (job->mark && kept + 1 == slots))
+        return (struct kv_removal){
+            .evict = kept < slots && positions[list[0]] != KV_NO_POSITION ? list[0] : KV_NO_SLOT};
+    if (lists_kept(kept, slots))
+        return (struct kv_removal){.keep = list, .count = kept, .evict = KV_NO_SLOT};
+    return (struct kv_removal){.drop = list, .count = kept, .evict = KV_NO_SLOT};
+}
+
 static void remove_selected(struct prune_job *job) {
     const struct engine *engine = job->sequence->engine;
-    uint32_t heads_a_row = engine_heads(engine) / job->rows_count, *keep = job->keep;
+    uint32_t heads_a_row = engine_heads(engine) / job->rows_count, *list = job->keep;
     for (uint32_t r = 0; r < job->rows_count; r++) {
         const struct selected_row *row = &job->selected[r];
         uint32_t slots = row->view.slots, kept = count_bits(row->stays, slots);
-        if (kept < slots)
-            list_bits(row->stays, slots, keep);
+        list_bits(row->stays, slots, lists_kept(kept, slots), list);
         for (uint32_t i = r * heads_a_row; i < (r + 1) * heads_a_row; i++)
-            job->removals[i] = removal_of(job, keep, kept, slots, prune_positions(engine, job->sequence, i));
-        keep += kept;
+            job->removals[i] = removal_of_list(job, list, kept, slots, prune_positions(engine, job->sequence, i));
+        list += slots;
     }
 }
 

@@ -286,7 +286,7 @@ static struct prune_work cut_work(const struct statistics *s, void *space) {
 }
 
 static uint32_t slots_left(const struct kv_removal *removal, uint32_t slots_before) {
-    return removal->keep != NULL ? removal->count : slots_before;
+    return kv_removal_compacts(removal) ? removal->count : slots_before;
 }
 
 /* Smaller arrays for a head that can do with them. false: it keeps its own. */
@@ -302,14 +302,13 @@ static bool replacement(const struct statistics *s, const struct kv_statistics *
 }
 
 /* Lists every slot that stays, to fill other arrays: place i gets slot from[i], as kv_removal_moves has it. */
-static void list_all(const struct kv_removal *removal, uint32_t *from, uint32_t *to) {
-    uint32_t stay = 0, moved = 0;
-    while (moved < removal->count && removal->keep[moved] < removal->count)
-        moved++;
-    uint32_t staying = moved;
-    for (uint32_t place = 0; place < removal->count; place++) {
+static void list_all(const struct kv_removal *removal, uint32_t slots_before, uint32_t *from, uint32_t *to) {
+    uint32_t moves = kv_removal_moves(removal, slots_before, from, to), moved = moves;
+    for (uint32_t place = removal->count;
+         place-- > 0;) { /* from the end: lists are not overwritten before they are read */
+        bool moves_here = moved > 0 && to[moved - 1] == place;
+        from[place] = moves_here ? from[--moved] : place;
         to[place] = place;
-        from[place] = stay < staying && removal->keep[stay] == place ? removal->keep[stay++] : removal->keep[moved++];
     }
 }
 
@@ -319,7 +318,7 @@ static uint32_t plan_head(struct statistics *s, uint32_t i, const struct kv_remo
     bool replaced = work->memory[i] != NULL;
     *move = (struct statistics_move){.from = &s->heads[i], .to = replaced ? &work->arrays[i] : &s->heads[i]};
     uint32_t *from = work->slots, *to = from + removal->count;
-    if (removal->keep == NULL) {
+    if (!kv_removal_compacts(removal)) {
         move->count = replaced ? slots_before : 0;
         if (removal->evict != KV_NO_SLOT) {
             move->clear_first = removal->evict;
@@ -330,11 +329,11 @@ static uint32_t plan_head(struct statistics *s, uint32_t i, const struct kv_remo
     move->from_slots = from;
     move->to_slots = to;
     if (replaced) {
-        list_all(removal, from, to);
+        list_all(removal, slots_before, from, to);
         move->count = removal->count;
         return 2 * removal->count;
     }
-    move->count = kv_removal_moves(removal->keep, removal->count, from, to);
+    move->count = kv_removal_moves(removal, slots_before, from, to);
     move->clear_first = removal->count;
     move->clear_end = slots_before;
     return 2 * removal->count;
@@ -368,7 +367,7 @@ static uint32_t plan_prune(const struct statistics_prune *prune, struct statisti
         const struct kv_removal *removal = &prune->removals[i];
         uint32_t before = prune->slots_before[i], slots = slots_left(removal, before);
         bool replaced = replacement(s, &s->heads[i], slots, prune->needs, prune->fit, &work.arrays[i], &work.memory[i]);
-        if (!replaced && removal->keep == NULL && removal->evict == KV_NO_SLOT)
+        if (!replaced && !kv_removal_compacts(removal) && removal->evict == KV_NO_SLOT)
             continue;
         work.slots += plan_head(s, i, removal, before, &work, &moves[count++]);
     }

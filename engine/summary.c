@@ -67,8 +67,11 @@ static int compare_positions(const void *a, const void *b, void *context) {
 static uint32_t list_evicted(
     const struct kv_removal *removal, uint32_t slots_count, const uint32_t *positions, uint32_t *slots) {
     uint32_t count = 0, kept = 0;
-    if (removal->keep == NULL && removal->evict != KV_NO_SLOT)
+    if (!kv_removal_compacts(removal) && removal->evict != KV_NO_SLOT)
         slots[count++] = removal->evict;
+    for (uint32_t i = 0; removal->drop != NULL && i < slots_count - removal->count; i++)
+        if (positions == NULL || positions[removal->drop[i]] != KV_NO_POSITION)
+            slots[count++] = removal->drop[i];
     for (uint32_t slot = 0; removal->keep != NULL && slot < slots_count; slot++) {
         if (kept < removal->count && removal->keep[kept] == slot)
             kept++;

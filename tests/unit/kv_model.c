@@ -323,6 +323,22 @@ static void prune_head(struct model_head *head, const uint32_t *keep, uint32_t c
     head->marked = marked;
 }
 
+/* The slots that stay: keep, or what drop leaves out. */
+static const uint32_t *kept_slots(const struct kv_removal *removal, uint32_t slots) {
+    static uint32_t kept[4096];
+    uint32_t count = 0, dropped = 0;
+    if (removal->drop == NULL)
+        return removal->keep;
+    REQUIRE(slots <= sizeof kept / sizeof kept[0]);
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        if (dropped < slots - removal->count && removal->drop[dropped] == slot)
+            dropped++;
+        else
+            kept[count++] = slot;
+    }
+    return kept;
+}
+
 int twin_prune(struct twin *twin, const struct kv_removal *removals) {
     uint32_t available = kv_cache_pages_free(twin->real->cache);
     int code = kv_sequence_prune(twin->real, removals, NULL);
@@ -334,10 +350,10 @@ int twin_prune(struct twin *twin, const struct kv_removal *removals) {
     for (uint32_t h = 0; h < MODEL_HEADS; h++) {
         struct model_head *head = &twin->heads[h];
         const struct kv_removal *removal = &removals[h];
-        if (removal->keep != NULL && removal->count < head->count) {
-            prune_head(head, removal->keep, removal->count);
+        if (kv_removal_compacts(removal) && removal->count < head->count) {
+            prune_head(head, kept_slots(removal, head->count), removal->count);
             twin->pruned = true;
-        } else if (removal->keep == NULL && removal->evict != KV_NO_SLOT) {
+        } else if (!kv_removal_compacts(removal) && removal->evict != KV_NO_SLOT) {
             head->marked = removal->evict;
             head->slots[removal->evict].position = KV_NO_POSITION;
             twin->pruned = true;

@@ -232,8 +232,8 @@ static void step_evict(struct run *run) {
     note_code(run, code);
 }
 
-/* What goes of one head: nothing, one slot that is marked, or what a list leaves out. */
-static struct kv_removal draw_removal(struct run *run, const struct model_head *head, uint32_t *keep) {
+/* What goes of one head: nothing, one slot that is marked, or what a list leaves out or names. */
+static struct kv_removal draw_removal(struct run *run, const struct model_head *head, uint32_t *list) {
     struct kv_removal removal = {.evict = KV_NO_SLOT};
     uint32_t kind = draw(run, 4), percent = draw(run, 101);
     if (head->count == 0 || kind == 0)
@@ -242,21 +242,24 @@ static struct kv_removal draw_removal(struct run *run, const struct model_head *
         removal.evict = draw(run, head->count);
         return removal;
     }
-    removal.keep = keep;
+    bool names = draw(run, 2) == 0;
+    uint32_t listed = 0;
     for (uint32_t i = 0; i < head->count; i++)
         if (draw(run, 100) < percent)
-            keep[removal.count++] = i;
+            list[listed++] = i;
+    removal.count = names ? head->count - listed : listed;
+    *(names ? &removal.drop : &removal.keep) = list;
     return removal;
 }
 
 static void step_prune(struct run *run) {
-    static uint32_t keep[MODEL_HEADS][TOKENS_MAX];
+    static uint32_t lists[MODEL_HEADS][TOKENS_MAX];
     struct kv_removal removals[MODEL_HEADS];
     struct twin *twin = pick_ready(run);
     if (twin == NULL)
         return;
     for (uint32_t h = 0; h < MODEL_HEADS; h++)
-        removals[h] = draw_removal(run, &twin->heads[h], keep[h]);
+        removals[h] = draw_removal(run, &twin->heads[h], lists[h]);
     arm(run);
     int code = twin_prune(twin, removals);
     disarm(run, code == ERROR_MEMORY);

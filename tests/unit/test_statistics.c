@@ -184,7 +184,7 @@ static void follow(struct scene *scene, const struct kv_removal *removals, const
 }
 
 static void prune(struct scene *scene, uint32_t needs) {
-    static uint32_t keep[HEADS][TOKENS_MAX];
+    static uint32_t list[HEADS][TOKENS_MAX];
     struct kv_removal removals[HEADS];
     uint32_t before[HEADS];
     size_t slots = 0;
@@ -198,10 +198,13 @@ static void prune(struct scene *scene, uint32_t needs) {
             removals[head].evict = draw(scene, before[head]);
         if (kind < 2)
             continue;
-        removals[head].keep = keep[head];
+        bool names = draw(scene, 2) == 0; /* those that go */
+        uint32_t listed = 0;
         for (uint32_t i = 0; i < before[head]; i++)
             if (draw(scene, 100) < percent)
-                keep[head][removals[head].count++] = i;
+                list[head][listed++] = i;
+        removals[head].count = names ? before[head] - listed : listed;
+        *(names ? &removals[head].drop : &removals[head].keep) = list[head];
     }
     assert_int_equal(kv_sequence_prune(scene->kv, removals, NULL), 0);
     follow(scene, removals, before, slots, needs, draw(scene, 2) == 0);
@@ -296,7 +299,7 @@ static void large_sums_follow_their_slots(void **state) {
         keep[i] = i * 2;
     for (uint32_t head = 0; head < HEADS; head++) {
         struct kv_statistics *at = &scene.statistics->heads[head];
-        removals[head] = (struct kv_removal){keep, 20, KV_NO_SLOT};
+        removals[head] = (struct kv_removal){.keep = keep, .count = 20, .evict = KV_NO_SLOT};
         before[head] = 40;
         for (uint32_t slot = 0; slot < 40; slot++) /* every third has a high part */
             kv_sum_set(at->sum, at->capacity, slot, (slot % 3 == 0 ? 0x123456789abull : 0x2345) + slot);
@@ -368,7 +371,7 @@ static void a_large_prune_gives_memory_back(void **state) {
     for (uint32_t i = 0; i < 20; i++)
         keep[i] = i * 15 + 2;
     for (uint32_t head = 0; head < HEADS; head++) {
-        removals[head] = (struct kv_removal){keep, 20, KV_NO_SLOT};
+        removals[head] = (struct kv_removal){.keep = keep, .count = 20, .evict = KV_NO_SLOT};
         before[head] = 300;
     }
     assert_int_equal(kv_sequence_prune(scene.kv, removals, NULL), 0);
