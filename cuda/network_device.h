@@ -23,12 +23,12 @@ struct network_sums {
     double sum, squared;
 };
 
-SCORE_INLINE struct network_sums network_sums(
-    const struct cuda_score_unit *unit, const struct cuda_score_network *network, uint32_t slot) {
+/* needs: mask of those that are there. */
+SCORE_INLINE struct network_sums network_sums(const struct cuda_score_unit *unit, uint32_t needs, uint32_t slot) {
     struct network_sums sums = {0, 0};
-    if ((network->needs & STATISTIC_SUM) != 0)
+    if ((needs & STATISTIC_SUM) != 0)
         sums.sum = sum_input(sum_get(unit->statistics.sum, unit->statistics.capacity, slot));
-    if ((network->needs & STATISTIC_SQUARED) != 0)
+    if ((needs & STATISTIC_SQUARED) != 0)
         sums.squared = sum_input(sum_get(unit->statistics.squared, unit->statistics.capacity, slot));
     return sums;
 }

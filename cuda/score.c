@@ -18,6 +18,7 @@ struct score_group {
     uint32_t first, count;
     const struct score_layer *layer; /* one of them */
     uint32_t slots_most, positions_most, window_most, width_most;
+    bool only_worst; /* stages on slots alone, and nobody reads a score */
     const struct cuda_score_network *network, *device_network;
     const float *inverse_freq; /* device */
 };
@@ -33,7 +34,7 @@ struct score_job {
     uint32_t groups_count;
     struct cuda_score_unit *units; /* [count * K] in the same order, host */
     const struct cuda_score_unit *device_units;
-    uint32_t *worst; /* device [count * K] */
+    uint32_t *worst; /* device [count * K]: the slots that go */
     bool asks_worst;
 };
 
@@ -65,7 +66,15 @@ static uint32_t larger(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
+/* Whether a stage looks at a slot alone. */
+static bool is_chained(enum score_stage_kind kind) {
+    return kind <= STAGE_NOISY || kind == STAGE_TIMES_OUTPUT_NORM || kind == STAGE_PROTECT;
+}
+
 static void measure_group(const struct score_job *job, struct score_group *group) {
+    group->only_worst = group->layer->stages_count > 0;
+    for (uint32_t i = 0; i < group->layer->stages_count; i++)
+        group->only_worst = group->only_worst && is_chained(group->layer->stages[i].kind);
     for (uint32_t i = 0; i < group->count; i++) {
         const struct score_layer *layer = &job->layers[job->order[group->first + i]];
         group->positions_most = larger(group->positions_most, layer->seen);
@@ -73,6 +82,7 @@ static void measure_group(const struct score_job *job, struct score_group *group
         for (uint32_t k = 0; k < job->pool->layout.kv_heads; k++) {
             group->slots_most = larger(group->slots_most, layer->heads[k].view.slots);
             group->window_most = larger(group->window_most, layer->heads[k].statistics.window);
+            group->only_worst = group->only_worst && layer->heads[k].scores == NULL;
         }
     }
 }
@@ -135,16 +145,16 @@ static void take_scratch(const struct score_job *job, const struct score_group *
     uint32_t slots = unit->view.slots, dim = job->pool->layout.head_dim;
     bool network = group->network != NULL, adaptive = score_has_stage(layer, STAGE_POOL_ADAPTIVE);
     bool pools = adaptive || score_has_stage(layer, STAGE_POOL_MAX);
-    if (unit->scores == NULL)
+    if (unit->scores == NULL && !group->only_worst)
         unit->scores = space_take(space, round_slots(slots) * sizeof *unit->scores);
-    if (pools && (adaptive || group->slots_most > SCORE_HELD))
+    if (pools && group->slots_most > SCORE_HELD)
         unit->sorted = space_take(space, slots * sizeof *unit->sorted);
     if (pools && group->positions_most > SCORE_POSITIONS_SHARED)
         unit->bits = space_take(space, 2 * (((size_t)unit->seen + 31) / 32) * sizeof *unit->bits);
-    if (adaptive) {
+    if (adaptive && group->slots_most > SCORE_HELD)
         unit->sums = space_take(space, ((size_t)slots + 1) * sizeof *unit->sums);
+    if (adaptive)
         unit->row_sums = space_take(space, unit->statistics.window * sizeof *unit->row_sums);
-    }
     if (score_has_stage(layer, STAGE_KEY_DIFFERENCE))
         unit->anchor = space_take(space, score_anchor_floats(group->slots_most, dim) * sizeof *unit->anchor);
     if ((network && group->network->keeps) || score_has_stage(layer, STAGE_TIMES_OUTPUT_NORM))
@@ -213,6 +223,7 @@ static int add_matrix(const struct score_job *job, const struct score_layer *lay
         units[k].factors = matrix->factors;
         units[k].grams = matrix->grams;
         units[k].dense = matrix->dense;
+        units[k].dense_halves = matrix->dense_halves;
     }
     return 0;
 }
@@ -249,11 +260,6 @@ static void take_all_scratch(const struct score_job *job, struct device_space *s
 }
 
 /* ---- staging ---- */
-
-/* Whether a stage looks at a slot alone. */
-static bool is_chained(enum score_stage_kind kind) {
-    return kind <= STAGE_NOISY || kind == STAGE_TIMES_OUTPUT_NORM || kind == STAGE_PROTECT;
-}
 
 static size_t stage_bytes(const struct score_job *job) {
     uint32_t kv_heads = job->pool->layout.kv_heads;
@@ -321,7 +327,7 @@ static void launch_network(
     if (network->keeps)
         launch_score_numbers(call, network, rope != NULL ? rope->dim : 0, group->inverse_freq, job->cuda->stream);
     if (network->features == FEATURES_PAPER)
-        launch_score_paper(call, network, group->device_network, job->cuda->stream);
+        launch_score_paper(call, network, job->cuda->stream);
     else
         launch_score_network(call, network, group->device_network, job->cuda->stream);
 }
@@ -384,28 +390,28 @@ static void launch_group(
         .slots_most = group->slots_most,
         .positions_most = group->positions_most,
     };
-    if (call.slots_most == 0)
+    if (call.slots_most == 0) {
+        if (job->asks_worst) /* none */
+            launch_score_worst(&call, job->cuda->stream);
         return;
+    }
     if (score_has_stage(layer, STAGE_TIMES_OUTPUT_NORM))
         launch_score_output_norms(&call, job->cuda->stream);
+    if (group->only_worst) {
+        launch_score_chain_worst(&call, chains, job->cuda->stream);
+        return;
+    }
     for (uint32_t i = 0; i < layer->stages_count;) {
         if (is_chained(layer->stages[i].kind))
             i += launch_chain(job, group, &call, i, chains++);
         else
             launch_stage(job, group, &call, &layer->stages[i++]);
     }
+    if (job->asks_worst)
+        launch_score_worst(&call, job->cuda->stream);
 }
 
 /* ---- the slots that go ---- */
-
-static void launch_worst(const struct score_job *job) {
-    const struct cuda_score_call call = {
-        .pool = *job->pool,
-        .units = job->device_units,
-        .count = job->count * job->pool->layout.kv_heads,
-    };
-    launch_score_worst(&call, job->cuda->stream);
-}
 
 /* They come to the host with the next wait. */
 static void take_worst(const struct score_job *job) {
@@ -473,8 +479,6 @@ static int run(struct score_job *job, struct error *error) {
     for (uint32_t g = 0; g < job->groups_count; g++)
         launch_group(job, &job->groups[g], chains[g]);
     free(chains);
-    if (job->asks_worst)
-        launch_worst(job);
     cuda_check_launch(job->cuda, "score");
     if (job->asks_worst)
         take_worst(job);

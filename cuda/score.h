@@ -47,7 +47,7 @@ enum {
 struct cuda_score_unit {
     struct cuda_head_view view;
     struct kv_statistics statistics;
-    float *scores;               /* [slots] */
+    float *scores;               /* [slots]; NULL: the stages need none (launch_score_chain_worst) */
     uint32_t *worst;             /* [1] or NULL: nobody asks */
     uint32_t sinks, recent_from; /* at most KV_NO_POSITION */
     uint32_t layer, head;
@@ -55,13 +55,14 @@ struct cuda_score_unit {
     uint32_t rows, first_row; /* queries that the window holds, and the ring row of the oldest */
     uint64_t seed;
     struct query_moments moments; /* of the layer */
-    uint32_t freeze;              /* paper's network: statistics.standard is set by this prune if it is not yet */
+    uint16_t freeze;              /* paper's network: statistics.standard is set by this prune if it is not yet */
+    uint16_t dense_halves;        /* dense is f16: W_o's own numbers */
     uint32_t width;               /* D, rows of W_o */
     /* Of the layer's W_o (score_matrix.c), where a stage needs it. Matrices are turned: [columns][rows], rows padded to
      * a multiple of SCORE_ROWS with zeros, so that rows of a column are read 16 bytes at a time. */
     const float *factors; /* [H][d][rows d] F_h, lower triangular, F_h^T F_h = W_h W_h^T */
     const float *grams;   /* [H][H][d][rows d] at h, g, h < g: W_h W_g^T */
-    const float *dense;   /* [H * d][rows D] W_o itself */
+    const void *dense;    /* [H * d][rows D] W_o itself, float or f16 */
     /* Scratch, where a stage needs it. */
     float *sorted;        /* [slots] scores in order of position */
     double *sums;         /* [slots + 1] sums of those before */
@@ -102,6 +103,10 @@ void launch_score_chain(const struct cuda_score_call *call, const struct cuda_sc
 void launch_score_layer_mean(const struct cuda_score_call *call, cudaStream_t stream);
 /* *worst: the slot that selection drops first; UINT32_MAX: all are empty. */
 void launch_score_worst(const struct cuda_score_call *call, cudaStream_t stream);
+/* Both at once, of a chain that is all there is: scores are not written, those of units that ask for no slot not
+ * computed. */
+void launch_score_chain_worst(
+    const struct cuda_score_call *call, const struct cuda_score_chain *chain, cudaStream_t stream);
 void launch_score_log_softmax(const struct cuda_score_call *call, cudaStream_t stream);
 
 /* ---- score_keys.cu ---- */
@@ -115,7 +120,7 @@ size_t score_anchor_floats(uint32_t slots, uint32_t dim);
 /* Of at most `reach` positions away. Scratch: sorted where slots_most > SCORE_HELD, bits where positions_most >
  * SCORE_POSITIONS_SHARED. */
 void launch_score_pool_max(const struct cuda_score_call *call, uint32_t reach, cudaStream_t stream);
-/* The same scratch, sorted always, sums and row_sums. window_most: of the units. */
+/* The same scratch, sums where sorted is needed, and row_sums. window_most: of the units. */
 void launch_score_pool_adaptive(const struct cuda_score_call *call, uint32_t window_most, cudaStream_t stream);
 
 /* ---- score_numbers.cu, score_network.cu, score_paper.cu ---- */
@@ -149,8 +154,8 @@ void launch_score_norms(const struct cuda_score_call *call, bool weighs, cudaStr
 void launch_score_network(const struct cuda_score_call *call, const struct cuda_score_network *network,
     const struct cuda_score_network *device_network, cudaStream_t stream);
 /* Scratch: standard. */
-void launch_score_paper(const struct cuda_score_call *call, const struct cuda_score_network *network,
-    const struct cuda_score_network *device_network, cudaStream_t stream);
+void launch_score_paper(
+    const struct cuda_score_call *call, const struct cuda_score_network *network, cudaStream_t stream);
 
 /* ---- score_output.cu, score_drop.cu, score_expect.cu ---- */
 
@@ -177,7 +182,8 @@ struct cuda_score_tensor {
     const void *data;
 };
 
-/* dense [columns][rows, padded]. */
+/* dense [columns][rows, padded]; halves: the same as f16, of a matrix of TENSOR_F16. */
+void launch_score_turn_halves(const struct cuda_score_tensor *tensor, uint16_t *halves, cudaStream_t stream);
 void launch_score_dequantise(const struct cuda_score_tensor *tensor, float *dense, cudaStream_t stream);
 /* squares [count][d][d] of pairs [count][2] (device) of heads; rows: D. At most 65535 pairs. */
 void launch_score_pairs(const float *dense, uint32_t rows, uint32_t dim, const uint32_t *pairs, uint32_t count,

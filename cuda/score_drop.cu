@@ -5,7 +5,7 @@
  */
 #include "cuda/score_product.h"
 
-enum { ROW_THREADS = 256 };
+enum { ROW_THREADS = 256, EXCESS_QUERIES = 16 /* of a block */ };
 
 /* Where a unit's scratch has what its window is made of: turned outputs [G][d][rows, padded], then excess [G][rows,
  * padded]. */
@@ -37,11 +37,13 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         return;
     size_t stride = padded_rows(dim), window = window_stride(unit);
     const float *factor = unit->factors + (size_t)(unit->head * group + g) * dim * stride;
-    for (uint32_t i = threadIdx.x; i < dim * SCORE_TILE; i += PRODUCT_THREADS) {
-        uint32_t t = first + i / dim, channel = i % dim;
-        tile[tile_at<SCORE_TILE>(channel, i / dim)] =
-            t < unit->rows ? unit->statistics.outputs[((size_t)ring_row(unit, t) * group + g) * dim + channel] : 0;
-    }
+    tile_rows<SCORE_TILE>(
+        [&](uint32_t query) {
+            uint32_t t = first + query;
+            const float *outputs = unit->statistics.outputs + ((size_t)ring_row(unit, t) * group + g) * dim;
+            return t < unit->rows ? outputs : NULL;
+        },
+        dim, tile);
     for (uint32_t row = 0; row < dim; row += PRODUCT_ROWS) {
         float sums[4][SCORE_TILE / 16];
         product_rows<SCORE_TILE, false>(
@@ -58,23 +60,36 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 
 /* p is stored with 11 bits, and 1 - p of a large p would be mostly its rounding error. Over all slots p sums to 1, but
  * for what was evicted since: what the stored ones sum to beyond 1 is, within what rounding can be, that error. Blocks:
- * (query, g, unit). */
+ * (EXCESS_QUERIES queries, g, unit), so that positions are read once for all of them. */
 static __global__ void __launch_bounds__(ROW_THREADS)
     score_drop_excess(const struct cuda_score_unit *units, struct kv_pool pool, uint32_t group) {
     KERNEL_SHARED(struct cuda_score_unit, unit);
-    double *space = (double *)(unit + 1), sum = 0;
-    uint32_t t = blockIdx.x, g = blockIdx.y;
+    double *space = (double *)(unit + 1), sums[EXCESS_QUERIES];
+    uint32_t first = blockIdx.x * EXCESS_QUERIES, g = blockIdx.y;
     unit_load(units + blockIdx.z, unit);
-    if (t >= unit->rows)
+    if (first >= unit->rows)
         return;
-    const uint16_t *p =
-        unit->statistics.head_rows + ((size_t)ring_row(unit, t) * group + g) * unit->statistics.capacity;
-#pragma unroll 4
-    for (uint32_t slot = threadIdx.x; slot < unit->view.slots; slot += ROW_THREADS)
-        sum += slot_position(&pool, &unit->view, slot) != KV_NO_POSITION ? (double)half_number(p[slot]) : 0;
-    sum = block_sum(sum, space); /* exact in any order */
-    if (threadIdx.x == 0)
-        excess_of(unit, group, pool.layout.head_dim)[g * window_stride(unit) + t] = (float)(sum - 1);
+    uint32_t queries = unit->rows - first < EXCESS_QUERIES ? unit->rows - first : (uint32_t)EXCESS_QUERIES;
+    size_t capacity = unit->statistics.capacity;
+    const uint16_t *p = unit->statistics.head_rows + g * capacity;
+#pragma unroll
+    for (uint32_t t = 0; t < EXCESS_QUERIES; t++)
+        sums[t] = 0;
+    for (uint32_t slot = threadIdx.x; slot < unit->view.slots; slot += ROW_THREADS) {
+        if (slot_position(&pool, &unit->view, slot) == KV_NO_POSITION)
+            continue;
+#pragma unroll
+        for (uint32_t t = 0; t < EXCESS_QUERIES; t++)
+            if (t < queries)
+                sums[t] += (double)half_number(p[ring_row(unit, first + t) * group * capacity + slot]);
+    }
+    float *out = excess_of(unit, group, pool.layout.head_dim) + g * window_stride(unit) + first;
+#pragma unroll
+    for (uint32_t t = 0; t < EXCESS_QUERIES; t++) {
+        double sum = block_sum(sums[t], space); /* exact in any order */
+        if (threadIdx.x == 0 && t < queries)
+            out[t] = (float)(sum - 1);
+    }
 }
 
 SCORE_INLINE float drop_error_of(float p, float excess, float square) {
@@ -89,20 +104,21 @@ template <int S>
 SCORE_INLINE void add_errors(const struct cuda_score_unit *unit, uint32_t group, uint32_t g, uint32_t dim,
     uint32_t first_query, uint32_t first_slot, const float squares[4][S / 16], float total[4][S / 16]) {
     uint32_t slot = first_slot + product_slot<S>(), capacity = unit->statistics.capacity;
-    const float *excess = excess_of(unit, group, dim) + g * window_stride(unit);
+    uint32_t query = first_query + product_row();
+    if (query >= unit->rows || slot >= capacity)
+        return;
+    const float4 four = *(const float4 *)(excess_of(unit, group, dim) + g * window_stride(unit) + query);
+    const float beyond[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (uint32_t r = 0; r < 4; r++) {
-        uint32_t t = first_query + product_row() + r;
-        if (t >= unit->rows || slot >= capacity)
+        if (query + r >= unit->rows)
             break;
-        const uint16_t *p = unit->statistics.head_rows + ((size_t)ring_row(unit, t) * group + g) * capacity + slot;
-        float beyond = excess[t];
+        float p[S / 16];
+        read_probabilities<S>(
+            unit->statistics.head_rows + ((size_t)ring_row(unit, query + r) * group + g) * capacity + slot, p);
 #pragma unroll
-        for (int s = 0; s < S / 16; s += 2) {
-            uint32_t two = *(const uint32_t *)(p + s);
-            total[r][s] += drop_error_of(half_number((uint16_t)two), beyond, squares[r][s]);
-            total[r][s + 1] += drop_error_of(half_number((uint16_t)(two >> 16)), beyond, squares[r][s + 1]);
-        }
+        for (int s = 0; s < S / 16; s++)
+            total[r][s] += drop_error_of(p[s], beyond[r], squares[r][s]);
     }
 }
 
@@ -193,8 +209,8 @@ void launch_score_drop_error(
         uint32_t some = units_at_once(call->count - first);
         KERNEL_LAUNCH(score_drop_outputs, dim3((window_most + SCORE_TILE - 1) / SCORE_TILE, call->group, some),
             dim3(PRODUCT_THREADS), outputs, stream, units, dim, call->group);
-        KERNEL_LAUNCH(score_drop_excess, dim3(window_most, call->group, some), dim3(ROW_THREADS), excess, stream, units,
-            call->pool, call->group);
+        KERNEL_LAUNCH(score_drop_excess, dim3((window_most + EXCESS_QUERIES - 1) / EXCESS_QUERIES, call->group, some),
+            dim3(ROW_THREADS), excess, stream, units, call->pool, call->group);
         launch_drop(call, units, some, smoothing, stream);
     }
 }

@@ -7,7 +7,12 @@
  */
 #include "cuda/score_product.h"
 
-enum { QUERY_THREADS = 256, EXPECT_THREADS = 1024, MOMENTS_FROM = 4 /* first position that counts */ };
+enum {
+    QUERY_THREADS = 256,
+    EXPECT_THREADS = 1024,
+    EXPECT_HELD = SCORE_HELD / EXPECT_THREADS,
+    MOMENTS_FROM = 4, /* first position that counts */
+};
 
 /* A query head's part of a unit's scratch: mean [d, padded], covariance [d][d, padded] turned; behind all of them
  * logits [G][slots, rounded up to 64]. */
@@ -146,35 +151,60 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 
 /* ---- shares ---- */
 
-/* Group mean of the softmax of logits over slots beyond the sinks, plus epsilon; sinks and empty slots have none. */
+/* Whether a slot has a share: sinks and empty ones have none. */
+SCORE_INLINE bool has_share(const struct kv_pool *pool, const struct cuda_score_unit *unit, uint32_t slot) {
+    int32_t position = slot_position(pool, &unit->view, slot);
+    return position >= MOMENTS_FROM && position != KV_NO_POSITION;
+}
+
+/* Group mean of the softmax of logits over slots that have a share, plus epsilon. The first SCORE_HELD slots stay in
+ * registers, others are read again. */
 static __global__ void __launch_bounds__(EXPECT_THREADS)
     score_expect_shares(const struct cuda_score_unit *units, struct kv_pool pool, uint32_t group, float epsilon) {
     KERNEL_SHARED(struct cuda_score_unit, unit);
     double *space = (double *)(unit + 1);
+    float shares[EXPECT_HELD], held[EXPECT_HELD];
+    uint32_t counts = 0; /* bit i: slot i of the thread's has a share */
     unit_load(units + blockIdx.x, unit);
     uint32_t slots = unit->view.slots;
+#pragma unroll
+    for (uint32_t i = 0; i < EXPECT_HELD; i++) {
+        uint32_t slot = i * EXPECT_THREADS + threadIdx.x;
+        counts |= (slot < slots && has_share(&pool, unit, slot) ? 1u : 0u) << i;
+        shares[i] = epsilon;
+    }
     for (uint32_t g = 0; g < group; g++) {
         const float *logits = logits_of(unit, group, g, pool.layout.head_dim);
         float most = -infinity();
         double sum = 0;
-        for (uint32_t slot = threadIdx.x; slot < slots; slot += EXPECT_THREADS) {
-            int32_t position = slot_position(&pool, &unit->view, slot);
-            most = position >= MOMENTS_FROM && position != KV_NO_POSITION ? fmaxf(most, logits[slot]) : most;
+#pragma unroll
+        for (uint32_t i = 0; i < EXPECT_HELD; i++) {
+            held[i] = (counts >> i & 1) != 0 ? logits[i * EXPECT_THREADS + threadIdx.x] : -infinity();
+            most = fmaxf(most, held[i]);
         }
+        for (uint32_t slot = SCORE_HELD + threadIdx.x; slot < slots; slot += EXPECT_THREADS)
+            most = has_share(&pool, unit, slot) ? fmaxf(most, logits[slot]) : most;
         most = block_most(most, (float *)space);
-        for (uint32_t slot = threadIdx.x; slot < slots; slot += EXPECT_THREADS) {
-            int32_t position = slot_position(&pool, &unit->view, slot);
-            bool counts = position >= MOMENTS_FROM && position != KV_NO_POSITION;
-            sum += counts ? (double)expf(logits[slot] - most) : 0;
-        }
-        sum = block_sum(sum, space);
-        for (uint32_t slot = threadIdx.x; slot < slots; slot += EXPECT_THREADS) {
-            int32_t position = slot_position(&pool, &unit->view, slot);
-            bool counts = position >= MOMENTS_FROM && position != KV_NO_POSITION;
-            float share = (float)((double)expf(logits[slot] - most) / (sum * (double)group));
+#pragma unroll
+        for (uint32_t i = 0; i < EXPECT_HELD; i++)
+            sum += (counts >> i & 1) != 0 ? (double)expf(held[i] - most) : 0;
+        for (uint32_t slot = SCORE_HELD + threadIdx.x; slot < slots; slot += EXPECT_THREADS)
+            sum += has_share(&pool, unit, slot) ? (double)expf(logits[slot] - most) : 0;
+        sum = block_sum(sum, space) * (double)group;
+#pragma unroll
+        for (uint32_t i = 0; i < EXPECT_HELD; i++)
+            shares[i] += (float)((double)expf(held[i] - most) / sum);
+        for (uint32_t slot = SCORE_HELD + threadIdx.x; slot < slots; slot += EXPECT_THREADS) {
+            float share = (float)((double)expf(logits[slot] - most) / sum);
             float before = g == 0 ? epsilon : unit->scores[slot];
-            unit->scores[slot] = counts ? before + share : not_a_number();
+            unit->scores[slot] = has_share(&pool, unit, slot) ? before + share : not_a_number();
         }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < EXPECT_HELD; i++) {
+        uint32_t slot = i * EXPECT_THREADS + threadIdx.x;
+        if (slot < slots)
+            unit->scores[slot] = (counts >> i & 1) != 0 ? shares[i] : not_a_number();
     }
 }
 

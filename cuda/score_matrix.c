@@ -82,29 +82,57 @@ static int matrices_resize(
     return 0;
 }
 
-/* W_o as floats: kept, or in scratch. */
-static int make_dense(struct matrix_job *job, bool keep) {
-    struct score_state *state = job->state;
+/* The tensor's bytes in scratch. */
+static int upload_tensor(struct matrix_job *job, struct cuda_score_tensor *out) {
     const struct tensor *output = job->output;
-    size_t floats = (size_t)output->columns * padded(output->rows);
-    if (job->dense != NULL)
-        return 0;
-    float *dense = keep ? floats_allocate(job->cuda, floats)
-                        : cuda_scratch_reserve(job->cuda, &state->dense, floats * sizeof *dense);
-    void *bytes = cuda_scratch_reserve(job->cuda, &state->tensor, output->bytes);
-    if (dense == NULL || bytes == NULL) {
-        if (keep)
-            cudaFree(dense);
+    void *bytes = cuda_scratch_reserve(job->cuda, &job->state->tensor, output->bytes);
+    if (bytes == NULL)
         return ERROR_MEMORY;
-    }
     cuda_upload_bytes(job->cuda, bytes, output->data, output->bytes);
-    const struct cuda_score_tensor tensor = {
+    *out = (struct cuda_score_tensor){
         output->type, output->rows, output->columns, tensor_row_bytes(output->type, output->columns), bytes};
-    launch_score_dequantise(&tensor, dense, job->cuda->stream);
-    job->dense = dense;
-    if (keep)
-        job->matrix->dense = dense;
     return 0;
+}
+
+/* W_o in scratch as floats, to compute products of. */
+static int make_floats(struct matrix_job *job, const struct cuda_score_tensor *tensor) {
+    size_t floats = (size_t)job->output->columns * padded(job->output->rows);
+    float *dense = cuda_scratch_reserve(job->cuda, &job->state->dense, floats * sizeof *dense);
+    if (dense == NULL)
+        return ERROR_MEMORY;
+    launch_score_dequantise(tensor, dense, job->cuda->stream);
+    job->dense = dense;
+    return 0;
+}
+
+/* W_o as it is kept: f16 where that is what the file has, else float, since to round it would shift norms by more than
+ * sums in float do. */
+static int keep_dense(struct matrix_job *job, const struct cuda_score_tensor *tensor) {
+    size_t numbers = (size_t)job->output->columns * padded(job->output->rows);
+    bool halves = job->output->type == TENSOR_F16;
+    float *dense = floats_allocate(job->cuda, halves ? (numbers + 1) / 2 : numbers);
+    if (dense == NULL)
+        return ERROR_MEMORY;
+    if (halves)
+        launch_score_turn_halves(tensor, (uint16_t *)dense, job->cuda->stream);
+    else
+        launch_score_dequantise(tensor, dense, job->cuda->stream);
+    job->matrix->dense = dense;
+    job->matrix->dense_halves = halves;
+    return 0;
+}
+
+/* keep: W_o itself; products: what is needed to compute others. */
+static int make_dense(struct matrix_job *job, bool keep, bool products) {
+    struct cuda_score_tensor tensor;
+    int code = upload_tensor(job, &tensor);
+    if (code == 0 && keep)
+        code = keep_dense(job, &tensor);
+    if (code == 0 && products && job->matrix->dense != NULL && !job->matrix->dense_halves)
+        job->dense = job->matrix->dense;
+    else if (code == 0 && products)
+        code = make_floats(job, &tensor);
+    return code;
 }
 
 enum { PAIRS_AT_ONCE = 1024 };
@@ -182,9 +210,9 @@ const struct score_matrix *cuda_score_matrix(struct cuda_backend *cuda, const st
         bool all = (parts & SCORE_ALL_GRAMS) != 0 && !matrix->all_grams;
         bool grams = all || ((parts & SCORE_GROUP_GRAMS) != 0 && matrix->grams == NULL);
         bool dense = (parts & SCORE_DENSE) != 0 && matrix->dense == NULL;
-        struct matrix_job job = {cuda, state, matrix, output, heads / layout->kv_heads, matrix->dense};
+        struct matrix_job job = {cuda, state, matrix, output, heads / layout->kv_heads, NULL};
         if (factors || grams || dense)
-            code = make_dense(&job, dense);
+            code = make_dense(&job, dense, factors || grams);
         if (code == 0 && factors)
             code = make_factors(&job);
         if (code == 0 && grams)

@@ -42,9 +42,18 @@ SCORE_INLINE float tensor_value(uint32_t type, const unsigned char *row, uint32_
     }
 }
 
+SCORE_INLINE void put(float *to, float value) {
+    *to = value;
+}
+
+SCORE_INLINE void put(uint16_t *to, float value) { /* a number of f16: nothing is rounded */
+    *to = __half_as_ushort(__float2half_rn(value));
+}
+
 /* dense [columns][stride] = the matrix turned, zeros from `rows` on. */
+template <typename number>
 static __global__ void __launch_bounds__(MATRIX_THREADS) score_dequantise(uint32_t type, const unsigned char *tensor,
-    size_t row_bytes, uint32_t rows, uint32_t columns, float *dense, uint32_t stride) {
+    size_t row_bytes, uint32_t rows, uint32_t columns, number *dense, uint32_t stride) {
     KERNEL_SHARED(float, tile); /* [TURN_TILE][TURN_TILE + 1] */
     uint32_t first_row = blockIdx.x * TURN_TILE, first_column = blockIdx.y * TURN_TILE;
     for (uint32_t i = threadIdx.x; i < TURN_TILE * TURN_TILE; i += MATRIX_THREADS) {
@@ -56,16 +65,25 @@ static __global__ void __launch_bounds__(MATRIX_THREADS) score_dequantise(uint32
     for (uint32_t i = threadIdx.x; i < TURN_TILE * TURN_TILE; i += MATRIX_THREADS) {
         uint32_t row = first_row + i % TURN_TILE, column = first_column + i / TURN_TILE;
         if (column < columns)
-            dense[(size_t)column * stride + row] = tile[i % TURN_TILE * (TURN_TILE + 1) + i / TURN_TILE];
+            put(dense + (size_t)column * stride + row, tile[i % TURN_TILE * (TURN_TILE + 1) + i / TURN_TILE]);
     }
 }
 
-void launch_score_dequantise(const struct cuda_score_tensor *tensor, float *dense, cudaStream_t stream) {
+template <typename number>
+static void launch_turned(const struct cuda_score_tensor *tensor, number *dense, cudaStream_t stream) {
     uint32_t stride = (tensor->rows + SCORE_ROWS - 1) / SCORE_ROWS * SCORE_ROWS;
     dim3 grid(stride / TURN_TILE, (tensor->columns + TURN_TILE - 1) / TURN_TILE);
-    KERNEL_LAUNCH(score_dequantise, grid, dim3(MATRIX_THREADS), TURN_TILE * (TURN_TILE + 1) * sizeof(float), stream,
-        tensor->type, (const unsigned char *)tensor->data, tensor->row_bytes, tensor->rows, tensor->columns, dense,
-        stride);
+    KERNEL_LAUNCH(score_dequantise<number>, grid, dim3(MATRIX_THREADS), TURN_TILE * (TURN_TILE + 1) * sizeof(float),
+        stream, tensor->type, (const unsigned char *)tensor->data, tensor->row_bytes, tensor->rows, tensor->columns,
+        dense, stride);
+}
+
+void launch_score_dequantise(const struct cuda_score_tensor *tensor, float *dense, cudaStream_t stream) {
+    launch_turned(tensor, dense, stream);
+}
+
+void launch_score_turn_halves(const struct cuda_score_tensor *tensor, uint16_t *halves, cudaStream_t stream) {
+    launch_turned(tensor, halves, stream);
 }
 
 /* ---- products of pairs of heads ---- */

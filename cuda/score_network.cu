@@ -52,7 +52,7 @@ SCORE_INLINE struct network_shared network_open(
 SCORE_INLINE void gather_inputs(const struct cuda_score_unit *unit, const struct cuda_score_network *network,
     const struct network_shared *shared, uint32_t slot, int32_t position, float *to) {
     const struct kv_statistics *statistics = &unit->statistics;
-    const struct network_sums sums = network_sums(unit, network, slot);
+    const struct network_sums sums = network_sums(unit, network->needs, slot);
     uint32_t f = 0;
 #pragma unroll 4
     for (; f < network->content; f++)

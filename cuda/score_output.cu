@@ -18,9 +18,26 @@ static __global__ void __launch_bounds__(LIST_THREADS)
     list_pages(&pool, unit, space, [&](uint32_t slot) { return unit->statistics.output_norm[slot] == 0; });
 }
 
+/* The thread's part of the L1 norms of v W_h, for 64 rows of W_o after the other and the heads of a group. */
+template <typename number>
+SCORE_INLINE void add_norms(const struct cuda_score_unit *unit, const number *dense, uint32_t group, uint32_t dim,
+    const float *tile, float *slices, double parts[SCORE_TILE / 16]) {
+    size_t stride = padded_rows(unit->width);
+    for (uint32_t g = 0; g < group; g++) {
+        const number *of_head = dense + (size_t)(unit->head * group + g) * dim * stride;
+        for (uint32_t row = 0; row < unit->width; row += PRODUCT_ROWS) {
+            float sums[4][SCORE_TILE / 16];
+            product_rows<SCORE_TILE, false>(of_head + row, stride, dim, tile, slices, sums);
+#pragma unroll
+            for (int s = 0; s < SCORE_TILE / 16; s++)
+                parts[s] += (double)(fabsf(sums[0][s]) + fabsf(sums[1][s]) + (fabsf(sums[2][s]) + fabsf(sums[3][s])));
+        }
+    }
+}
+
 /* Group mean of the L1 norm of v W_h, of the slots of four listed pages that have none. */
 template <enum kv_format FORMAT, bool WIDE>
-static __global__ void __launch_bounds__(PRODUCT_THREADS)
+static __global__ void __launch_bounds__(PRODUCT_THREADS, 2)
     score_output_norms(const struct cuda_score_unit *units, struct kv_pool pool, uint32_t group) {
     KERNEL_SHARED(struct cuda_score_unit, unit);
     float *slices = (float *)(unit + 1), *tile = slices + PRODUCT_SLICES_FLOATS;
@@ -31,18 +48,11 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         return;
     const char *page = index < pages ? page_of(&pool, unit->view.pages[unit->pages_list[1 + index]]) : NULL;
     tile_values<FORMAT, SCORE_TILE, WIDE>(page != NULL ? values_of(&pool, page) : NULL, dim, tile);
-    size_t stride = padded_rows(unit->width);
     double parts[SCORE_TILE / 16] = {0, 0, 0, 0};
-    for (uint32_t g = 0; g < group; g++) {
-        const float *dense = unit->dense + (size_t)(unit->head * group + g) * dim * stride;
-        for (uint32_t row = 0; row < unit->width; row += PRODUCT_ROWS) {
-            float sums[4][SCORE_TILE / 16];
-            product_rows<SCORE_TILE, false>(dense + row, stride, dim, tile, slices, sums);
-#pragma unroll
-            for (int s = 0; s < SCORE_TILE / 16; s++)
-                parts[s] += (double)(fabsf(sums[0][s]) + fabsf(sums[1][s]) + (fabsf(sums[2][s]) + fabsf(sums[3][s])));
-        }
-    }
+    if (unit->dense_halves != 0)
+        add_norms(unit, (const uint16_t *)unit->dense, group, dim, tile, slices, parts);
+    else
+        add_norms(unit, (const float *)unit->dense, group, dim, tile, slices, parts);
     double sum = sum_rows<SCORE_TILE>(parts, slices);
     index = blockIdx.x * TILE_PAGES + threadIdx.x / KV_PAGE_SLOTS;
     if (threadIdx.x >= SCORE_TILE || index >= pages)
@@ -67,14 +77,13 @@ void launch_score_output_norms(const struct cuda_score_call *call, cudaStream_t 
 
 /* ---- norm of the layer's output over the window ---- */
 
-/* Outputs of query head h at up to 64 queries of the window, ring rows from `first` on, as a tile; zeros beyond. */
+/* Outputs of a query head at up to 64 queries of the window, ring rows from `first` on, as a tile; zeros beyond. */
 SCORE_INLINE void tile_outputs(
     const struct cuda_score_unit *unit, uint32_t group, uint32_t g, uint32_t first, uint32_t dim, float *tile) {
-    for (uint32_t i = threadIdx.x; i < dim * SCORE_TILE; i += PRODUCT_THREADS) {
-        uint32_t query = first + i / dim, channel = i % dim;
-        tile[tile_at<SCORE_TILE>(channel, i / dim)] =
-            query < unit->rows ? unit->statistics.outputs[((size_t)query * group + g) * dim + channel] : 0;
-    }
+    const float *outputs = unit->statistics.outputs + ((size_t)first * group + g) * dim;
+    uint32_t left = unit->rows - first;
+    tile_rows<SCORE_TILE>(
+        [&](uint32_t query) { return query < left ? outputs + (size_t)query * group * dim : NULL; }, dim, tile);
 }
 
 /* Sums of squares of 64 rows of W_o times all outputs: space[row / 64] of the layer's first unit, doubles. */
@@ -94,8 +103,11 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
             float sums[4][SCORE_TILE / 16];
             __syncthreads();
             tile_outputs(&layer[h / group], group, h % group, first, dim, tile);
-            product_rows<SCORE_TILE, false>(
-                layer->dense + (size_t)h * dim * stride + row, stride, dim, tile, slices, sums);
+            size_t at = (size_t)h * dim * stride + row;
+            if (layer->dense_halves != 0)
+                product_rows<SCORE_TILE, false>((const uint16_t *)layer->dense + at, stride, dim, tile, slices, sums);
+            else
+                product_rows<SCORE_TILE, false>((const float *)layer->dense + at, stride, dim, tile, slices, sums);
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
@@ -126,7 +138,7 @@ SCORE_INLINE const uint16_t *probabilities(const struct cuda_score_unit *unit, u
     return unit->statistics.head_rows + (size_t)g * unit->statistics.capacity;
 }
 
-/* sum over t of p_h p_g of the thread's slots, from `first` on. */
+/* sum over t of p_h p_g of the thread's slots, from `first` on; a thread of sixteen has every sixteenth t. */
 template <int S>
 SCORE_INLINE void pair_weights(const struct cuda_score_unit *of_h, uint32_t h, const struct cuda_score_unit *of_g,
     uint32_t g, uint32_t group, uint32_t first, struct laprox_space<S> *space, float weights[S / 16]) {
@@ -138,14 +150,21 @@ SCORE_INLINE void pair_weights(const struct cuda_score_unit *of_h, uint32_t h, c
 #pragma unroll
     for (int s = 0; s < S / 16; s++)
         sums[s] = 0;
+    bool same = p == q;
     uint32_t rows = there ? of_h->rows : 0;
     for (uint32_t t = part; t < rows; t += 16) {
+        float of_p[S / 16], of_q[S / 16];
+        read_probabilities<S>(p + t * p_step, of_p);
+        if (same) {
 #pragma unroll
-        for (int s = 0; s < S / 16; s += 2) {
-            uint32_t a = *(const uint32_t *)(p + t * p_step + s), b = *(const uint32_t *)(q + t * q_step + s);
-            sums[s] = fmaf(half_number((uint16_t)a), half_number((uint16_t)b), sums[s]);
-            sums[s + 1] = fmaf(half_number((uint16_t)(a >> 16)), half_number((uint16_t)(b >> 16)), sums[s + 1]);
+            for (int s = 0; s < S / 16; s++)
+                of_q[s] = of_p[s];
+        } else {
+            read_probabilities<S>(q + t * q_step, of_q);
         }
+#pragma unroll
+        for (int s = 0; s < S / 16; s++)
+            sums[s] = fmaf(of_p[s], of_q[s], sums[s]);
     }
     __syncthreads();
 #pragma unroll

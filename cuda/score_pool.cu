@@ -90,14 +90,17 @@ SCORE_INLINE int32_t pool_position(const struct kv_pool *pool, const struct cuda
     return can_pool(unit, position) ? position : -1;
 }
 
-/* Takes the order of a head's slots, and their scores in it: sorted. */
-SCORE_INLINE void pool_open(const struct kv_pool *pool, const struct cuda_score_unit *unit, struct order *order,
+/* Takes the order of a head's slots, and their scores in it: sorted. Returns how many of the thread's slots are not
+ * empty. */
+SCORE_INLINE uint32_t pool_open(const struct kv_pool *pool, const struct cuda_score_unit *unit, struct order *order,
     float *sorted, uint32_t *scan, struct pool_slots *held) {
-    uint32_t slots = unit->view.slots;
+    uint32_t slots = unit->view.slots, used = 0;
 #pragma unroll
     for (uint32_t i = 0; i < POOL_HELD; i++) {
         uint32_t slot = i * blockDim.x + threadIdx.x;
-        held->position[i] = slot < slots ? pool_position(pool, unit, slot) : -1;
+        int32_t position = slot < slots ? slot_position(pool, &unit->view, slot) : KV_NO_POSITION;
+        used += position != KV_NO_POSITION;
+        held->position[i] = can_pool(unit, position) ? position : -1;
         held->score[i] = slot < slots ? unit->scores[slot] : 0;
     }
 #pragma unroll
@@ -105,8 +108,9 @@ SCORE_INLINE void pool_open(const struct kv_pool *pool, const struct cuda_score_
         if (held->position[i] >= 0)
             order_add(order, held->position[i]);
     for (uint32_t slot = POOL_HELD * blockDim.x + threadIdx.x; slot < slots; slot += blockDim.x) {
-        int32_t position = pool_position(pool, unit, slot);
-        if (position >= 0)
+        int32_t position = slot_position(pool, &unit->view, slot);
+        used += position != KV_NO_POSITION;
+        if (can_pool(unit, position))
             order_add(order, position);
     }
     order_count(order, scan);
@@ -120,6 +124,7 @@ SCORE_INLINE void pool_open(const struct kv_pool *pool, const struct cuda_score_
             sorted[place_of(order, position)] = unit->scores[slot];
     }
     __syncthreads();
+    return used;
 }
 
 /* ---- the maximum ---- */
@@ -190,9 +195,11 @@ struct attention_keys {
     const struct kv_pool *pool;
     const struct cuda_score_unit *unit;
     const uint16_t *row;
+    __device__ __forceinline__ uint64_t at(uint32_t slot, int32_t position) const {
+        return can_pool(unit, position) ? (uint64_t)(row[slot] + 1u) << 32 | (uint32_t)position : 0;
+    }
     __device__ __forceinline__ uint64_t operator()(uint32_t slot) const {
-        int32_t position = pool_position(pool, unit, slot);
-        return position < 0 ? 0 : (uint64_t)(row[slot] + 1u) << 32 | (uint32_t)position;
+        return at(slot, slot_position(pool, &unit->view, slot));
     }
 };
 
@@ -200,13 +207,19 @@ struct usable {
     uint32_t free, protected_; /* slots */
 };
 
-SCORE_INLINE struct usable count_usable(
-    const struct kv_pool *pool, const struct cuda_score_unit *unit, uint32_t *scan) {
+/* Of the block's slots; the first ones' positions are at hand. */
+SCORE_INLINE struct usable count_usable(const struct kv_pool *pool, const struct cuda_score_unit *unit,
+    const int32_t positions[SELECT_HELD], uint32_t *scan) {
     uint32_t free = 0, used = 0;
-    for (uint32_t slot = threadIdx.x; slot < unit->view.slots; slot += blockDim.x) {
+#pragma unroll
+    for (uint32_t i = 0; i < SELECT_HELD; i++) {
+        used += positions[i] != KV_NO_POSITION;
+        free += can_pool(unit, positions[i]);
+    }
+    for (uint32_t slot = SELECT_HELD * blockDim.x + threadIdx.x; slot < unit->view.slots; slot += blockDim.x) {
         int32_t position = slot_position(pool, &unit->view, slot);
         used += position != KV_NO_POSITION;
-        free += position != KV_NO_POSITION && can_pool(unit, position);
+        free += can_pool(unit, position);
     }
     struct usable usable;
     usable.free = block_sum(free, scan);
@@ -229,16 +242,24 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
     struct select_space *space = (struct select_space *)(unit + 1);
     double *sums = (double *)(space + 1);
     uint64_t held[SELECT_HELD];
+    int32_t positions[SELECT_HELD];
     unit_load(units + blockIdx.y, unit);
     const struct kv_statistics *statistics = &unit->statistics;
     if (blockIdx.x >= unit->rows / 2 * 2)
         return;
     uint32_t ring = (unit->first_row + blockIdx.x) % statistics->window, slots = unit->view.slots;
     const struct attention_keys keys = {&pool, unit, statistics->window_rows + (size_t)ring * statistics->capacity};
-    uint32_t count = best_count(unit, count_usable(&pool, unit, space->scan));
+#pragma unroll
+    for (uint32_t i = 0; i < SELECT_HELD; i++) {
+        uint32_t slot = i * blockDim.x + threadIdx.x;
+        positions[i] = slot < slots ? slot_position(&pool, &unit->view, slot) : KV_NO_POSITION;
+    }
+    uint32_t count = best_count(unit, count_usable(&pool, unit, positions, space->scan));
     double sum = 0; /* of integers below 2^53 */
     if (count > 0) {
-        hold_keys(keys, slots, held);
+#pragma unroll
+        for (uint32_t i = 0; i < SELECT_HELD; i++)
+            held[i] = keys.at(i * blockDim.x + threadIdx.x, positions[i]);
         uint64_t least = select_least(keys, held, slots, count, space);
         least = least > 0 ? least : 1;
 #pragma unroll
@@ -258,20 +279,31 @@ struct pool_kernel {
     long long reach, shift;
 };
 
-SCORE_INLINE struct pool_kernel adapt_kernel(const struct cuda_score_unit *unit, uint32_t count) {
+/* All threads; the sums of positions are added up by one warp (integers, in any order). space [2]: shared. */
+SCORE_INLINE struct pool_kernel adapt_kernel(const struct cuda_score_unit *unit, uint32_t count, double *space) {
     struct pool_kernel kernel = {ADAPTIVE_KERNEL / 2, 0};
     uint32_t half = unit->rows / 2;
-    double sums[2] = {0, 0};
     if (count == 0)
         return kernel;
-    for (uint32_t t = 0; t < half; t++) {
-        sums[0] += (double)unit->row_sums[t];
-        sums[1] += (double)unit->row_sums[half + t];
+    if (threadIdx.x < WARP) {
+        double sums[2] = {0, 0};
+        for (uint32_t t = threadIdx.x; t < half; t += WARP) {
+            sums[0] += (double)unit->row_sums[t];
+            sums[1] += (double)unit->row_sums[half + t];
+        }
+        sums[0] = warp_sum(sums[0]);
+        sums[1] = warp_sum(sums[1]);
+        if (threadIdx.x == 0) {
+            space[0] = sums[0];
+            space[1] = sums[1];
+        }
     }
-    double move = (sums[0] - sums[1]) / ((double)half * (double)count), size = move < 0 ? -move : move;
+    __syncthreads();
+    double move = (space[0] - space[1]) / ((double)half * (double)count), size = move < 0 ? -move : move;
     kernel.shift = (long long)floor(move / ADAPTIVE_SCALE) + (move > 0 ? 0 : 1);
     long long steps = 2 * (long long)floor(size / ADAPTIVE_SCALE) + 1;
     kernel.reach = (steps > (long long)ADAPTIVE_KERNEL ? steps : (long long)ADAPTIVE_KERNEL) / 2;
+    __syncthreads();
     return kernel;
 }
 
@@ -315,38 +347,52 @@ SCORE_INLINE float pool_average(
     return (float)(sum / (double)(end - first + (inside ? 0 : 1)));
 }
 
+/* held: sums and sorted scores lie in shared memory. Sorted scores are the second half of the sums' memory: by chunks
+ * of POOL_THREADS, a chunk's sums never reach scores that were not read yet. */
 static __global__ void __launch_bounds__(POOL_THREADS)
-    score_pool_mean(const struct cuda_score_unit *units, struct kv_pool pool, uint32_t positions_most) {
+    score_pool_mean(const struct cuda_score_unit *units, struct kv_pool pool, uint32_t positions_most, bool is_held) {
     KERNEL_SHARED(struct cuda_score_unit, unit);
     struct pool_space *space = (struct pool_space *)(unit + 1);
+    double *sums = (double *)(space + 1);
+    uint32_t *bits = (uint32_t *)(sums + (is_held ? SCORE_HELD + 1 : 0));
+    float *sorted = (float *)sums + SCORE_HELD;
     struct pool_slots held;
+    struct usable usable;
     unit_load(units + blockIdx.x, unit);
     uint32_t slots = unit->view.slots;
     if (slots == 0)
         return;
-    struct pool_kernel kernel = adapt_kernel(unit, best_count(unit, count_usable(&pool, unit, space->scan)));
-    struct order order = order_open(unit, positions_most, (uint32_t *)(space + 1));
-    pool_open(&pool, unit, &order, unit->sorted, space->scan, &held);
-    sum_sorted(unit->sorted, order.count, unit->sums, space->sums);
+    if (!is_held) {
+        sums = unit->sums;
+        sorted = unit->sorted;
+    }
+    struct order order = order_open(unit, positions_most, bits);
+    uint32_t used = pool_open(&pool, unit, &order, sorted, space->scan, &held);
+    usable.free = order.count;
+    usable.protected_ = block_sum(used, space->scan) - usable.free;
+    struct pool_kernel kernel = adapt_kernel(unit, best_count(unit, usable), space->sums);
+    sum_sorted(sorted, order.count, sums, space->sums);
 #pragma unroll
     for (uint32_t i = 0; i < POOL_HELD; i++)
         if (held.position[i] >= 0)
             unit->scores[i * blockDim.x + threadIdx.x] =
-                pool_average(&order, unit->sums, kernel, (uint32_t)held.position[i], held.score[i]);
+                pool_average(&order, sums, kernel, (uint32_t)held.position[i], held.score[i]);
     for (uint32_t slot = POOL_HELD * blockDim.x + threadIdx.x; slot < slots; slot += blockDim.x) {
         int32_t position = pool_position(&pool, unit, slot);
         if (position >= 0)
-            unit->scores[slot] = pool_average(&order, unit->sums, kernel, (uint32_t)position, unit->scores[slot]);
+            unit->scores[slot] = pool_average(&order, sums, kernel, (uint32_t)position, unit->scores[slot]);
     }
 }
 
 void launch_score_pool_adaptive(const struct cuda_score_call *call, uint32_t window_most, cudaStream_t stream) {
     size_t shared = sizeof(struct cuda_score_unit) + sizeof(struct select_space) + WARP * sizeof(double);
+    bool held = call->slots_most <= SCORE_HELD;
+    size_t sums = held ? (SCORE_HELD + 1) * sizeof(double) : 0;
     for (uint32_t first = 0; window_most > 1 && first < call->count; first += SCORE_UNITS_GRID) {
         uint32_t count = units_at_once(call->count - first);
         KERNEL_LAUNCH(score_best_sums, dim3(window_most, count), dim3(select_threads(call->slots_most)), shared, stream,
             call->units + first, call->pool);
     }
-    KERNEL_LAUNCH(score_pool_mean, dim3(call->count), dim3(POOL_THREADS), pool_shared(call, false), stream, call->units,
-        call->pool, call->positions_most);
+    KERNEL_LAUNCH(score_pool_mean, dim3(call->count), dim3(POOL_THREADS), pool_shared(call, false) + sums, stream,
+        call->units, call->pool, call->positions_most, held);
 }

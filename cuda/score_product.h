@@ -55,6 +55,21 @@ template <int S> SCORE_INLINE void tile_write(float *tile, uint32_t channel, con
         *(float2 *)to = make_float2(in[0], in[1]);
 }
 
+/* Probabilities (f16) of the thread's slots, by one access; from: aligned to as many. */
+template <int S> SCORE_INLINE void read_probabilities(const uint16_t *from, float out[S / 16]) {
+    uint32_t words[2];
+    if (S == 64) {
+        uint2 two = *(const uint2 *)from;
+        words[0] = two.x;
+        words[1] = two.y;
+    } else {
+        words[0] = words[1] = *(const uint32_t *)from;
+    }
+#pragma unroll
+    for (int s = 0; s < S / 16; s++)
+        out[s] = half_number((uint16_t)(words[s / 2] >> s % 2 * 16));
+}
+
 SCORE_INLINE void slice_fetch(const float *matrix, size_t stride, uint32_t depth, uint32_t slice, float *slices) {
     uint32_t column = slice * PRODUCT_SLICE + threadIdx.x / 16;
     float *to = slices + (slice % 2 * PRODUCT_THREADS + threadIdx.x) * 4;
@@ -63,13 +78,39 @@ SCORE_INLINE void slice_fetch(const float *matrix, size_t stride, uint32_t depth
     device_copy_commit();
 }
 
+/* The same of a matrix in f16: half as many threads have 16 bytes. */
+SCORE_INLINE void slice_fetch(const uint16_t *matrix, size_t stride, uint32_t depth, uint32_t slice, float *slices) {
+    uint32_t column = slice * PRODUCT_SLICE + threadIdx.x / 8;
+    uint16_t *to = (uint16_t *)(slices + slice % 2 * PRODUCT_SLICE * PRODUCT_ROWS) + threadIdx.x * 8;
+    if (threadIdx.x < PRODUCT_THREADS / 2 && column < depth)
+        device_copy_async_16(to, matrix + column * stride + threadIdx.x % 8 * 8);
+    device_copy_commit();
+}
+
+/* The thread's four rows of a column of a slice. */
+SCORE_INLINE void slice_read(const float *slice, const float *, uint32_t column, float rows[4]) {
+    float4 m = *(const float4 *)(slice + column * PRODUCT_ROWS + product_row());
+    rows[0] = m.x;
+    rows[1] = m.y;
+    rows[2] = m.z;
+    rows[3] = m.w;
+}
+
+SCORE_INLINE void slice_read(const float *slice, const uint16_t *, uint32_t column, float rows[4]) {
+    uint2 m = *(const uint2 *)((const uint16_t *)slice + column * PRODUCT_ROWS + product_row());
+    rows[0] = half_number((uint16_t)m.x);
+    rows[1] = half_number((uint16_t)(m.x >> 16));
+    rows[2] = half_number((uint16_t)m.y);
+    rows[3] = half_number((uint16_t)(m.y >> 16));
+}
+
 static_assert((uint32_t)PRODUCT_SLICE * PRODUCT_ROWS == 4 * (uint32_t)PRODUCT_THREADS, "a thread fetches 16 bytes");
 
 /* sums = rows of the matrix (64, from `matrix` on) times the tile. matrix: [depth][stride], turned. DISTANCE: sums of
- * squares of differences instead of products. */
-template <int S, bool DISTANCE>
+ * squares of differences instead of products. number: float, or uint16_t (f16). */
+template <int S, bool DISTANCE, typename number>
 SCORE_INLINE void product_rows(
-    const float *matrix, size_t stride, uint32_t depth, const float *tile, float *slices, float sums[4][S / 16]) {
+    const number *matrix, size_t stride, uint32_t depth, const float *tile, float *slices, float sums[4][S / 16]) {
     uint32_t count = (depth + PRODUCT_SLICE - 1) / PRODUCT_SLICE;
 #pragma unroll
     for (int r = 0; r < 4; r++)
@@ -87,11 +128,11 @@ SCORE_INLINE void product_rows(
             device_copy_commit();
         device_copy_wait<1>();
         __syncthreads();
-        const float *from = slices + slice % 2 * PRODUCT_SLICE * PRODUCT_ROWS + product_row();
+        const float *from = slices + slice % 2 * PRODUCT_SLICE * PRODUCT_ROWS;
 #pragma unroll 8
         for (uint32_t c = 0; c < most; c++) {
-            float4 m = *(const float4 *)(from + c * PRODUCT_ROWS);
-            const float rows[4] = {m.x, m.y, m.z, m.w};
+            float rows[4];
+            slice_read(from, matrix, c, rows);
             float x[S / 16];
             tile_read<S>(tile, first + c, x);
 #pragma unroll
@@ -179,6 +220,25 @@ SCORE_INLINE void tile_values(const char *values, uint32_t dim, float *tile) {
     } else {
         for (uint32_t i = turn_of_warp<S>() * WARP + lane; i < dim * KV_PAGE_SLOTS; i += turns_of_page<S>() * WARP)
             tile[tile_at<S>(i % dim, first + i / dim)] = values != NULL ? number_load(FORMAT, values, i) : 0;
+    }
+}
+
+/* Rows of floats as slots of the tile: row(slot) is where one begins, NULL: zeros. Two lanes read a sector. */
+template <int S, class Rows> SCORE_INLINE void tile_rows(const Rows &row, uint32_t dim, float *tile) {
+    uint32_t lane = threadIdx.x % WARP, slot = page_of_warp<S>() * KV_PAGE_SLOTS + lane / 2;
+    uint32_t first = turn_of_warp<S>() * 2 + lane % 2, step = turns_of_page<S>() * 2;
+    const float *from = row(slot);
+    if (dim % 8 != 0) {
+        for (uint32_t channel = first; channel < dim; channel += step)
+            tile[tile_at<S>(channel, slot)] = from != NULL ? from[channel] : 0;
+        return;
+    }
+    for (uint32_t part = first; part < dim / 4; part += step) {
+        float4 four = from != NULL ? ((const float4 *)from)[part] : make_float4(0, 0, 0, 0);
+        tile[tile_at<S>(part * 4, slot)] = four.x;
+        tile[tile_at<S>(part * 4 + 1, slot)] = four.y;
+        tile[tile_at<S>(part * 4 + 2, slot)] = four.z;
+        tile[tile_at<S>(part * 4 + 3, slot)] = four.w;
     }
 }
 

@@ -92,7 +92,7 @@ SCORE_INLINE float weighed(float score, float offset, float norm) {
     return score == infinity() ? score : (score + offset) * norm;
 }
 
-/* What a thread has of its slots, one every CHAIN_THREADS. Slots that there are not have the last one's numbers. */
+/* What a thread has of its slots, one every blockDim.x. Slots that there are not have the last one's numbers. */
 struct chain_slots {
     uint32_t slot[CHAIN_STEPS];
     int32_t position[CHAIN_STEPS];
@@ -118,7 +118,7 @@ SCORE_INLINE void chain_stage(const struct cuda_score_unit *unit, struct score_s
         CHAIN_ALL((float)((double)sum_get(statistics->sum, statistics->capacity, at->slot[i]) * 0x1p-24 /
                           ((double)unit->seen - (double)at->position[i])));
     case STAGE_ABOVE:
-        CHAIN_ALL(count_above(statistics->above, first + i * CHAIN_THREADS, unit->view.slots));
+        CHAIN_ALL(count_above(statistics->above, first + i * blockDim.x, unit->view.slots));
     case STAGE_WINDOW_SUM:
         CHAIN_ALL(window_sum(statistics, at->slot[i]));
     case STAGE_WINDOW_SPREAD:
@@ -137,6 +137,16 @@ SCORE_INLINE void chain_stage(const struct cuda_score_unit *unit, struct score_s
 /* Whether a stage needs the scores that were there before it. */
 SCORE_INLINE bool changes_scores(enum score_stage_kind kind) {
     return kind == STAGE_PROTECT || kind == STAGE_TIMES_OUTPUT_NORM || kind == STAGE_KIND_COUNT;
+}
+
+/* Scores of the slots that are there; NaN where a slot is empty. */
+SCORE_INLINE void chain_run(const struct cuda_score_unit *unit, const struct cuda_score_chain *chain, uint32_t kv_heads,
+    uint32_t first, struct chain_slots *at) {
+    for (uint32_t i = 0; i < chain->count; i++)
+        chain_stage(unit, chain->stages[i], kv_heads, first, at);
+#pragma unroll
+    for (uint32_t i = 0; i < CHAIN_STEPS; i++)
+        at->score[i] = at->position[i] == KV_NO_POSITION ? not_a_number() : at->score[i];
 }
 
 /* What a block of a chain has in shared memory. */
@@ -183,14 +193,11 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 6)
             if (first + i * CHAIN_THREADS + lane < slots)
                 at.score[i] = unit->scores[at.slot[i]];
     }
-    for (uint32_t i = 0; i < chain->count; i++)
-        chain_stage(unit, chain->stages[i], pool.layout.kv_heads, first, &at);
+    chain_run(unit, chain, pool.layout.kv_heads, first, &at);
 #pragma unroll
-    for (uint32_t i = 0; i < CHAIN_STEPS; i++) {
-        float score = at.position[i] == KV_NO_POSITION ? not_a_number() : at.score[i];
+    for (uint32_t i = 0; i < CHAIN_STEPS; i++)
         if (first + i * CHAIN_THREADS + lane < slots)
-            unit->scores[at.slot[i]] = score;
-    }
+            unit->scores[at.slot[i]] = at.score[i];
 }
 
 void launch_score_chain(const struct cuda_score_call *call, const struct cuda_score_chain *chain, cudaStream_t stream) {
@@ -244,6 +251,13 @@ struct ranked {
     uint32_t slot;
 };
 
+/* What a block of scores and their worst has in shared memory. */
+struct worst_space {
+    struct cuda_score_unit unit;
+    struct cuda_score_chain chain;
+    struct ranked lowest[WORST_THREADS / WARP];
+};
+
 SCORE_INLINE struct ranked lower(struct ranked a, struct ranked b) {
     return b.key < a.key ? b : a;
 }
@@ -259,21 +273,16 @@ SCORE_INLINE struct ranked warp_lowest(struct ranked least) {
     return least;
 }
 
-static __global__ void __launch_bounds__(WORST_THREADS)
-    score_worst(const struct cuda_score_unit *units, struct kv_pool pool) {
-    KERNEL_SHARED(struct cuda_score_unit, unit);
-    struct ranked *lowest = (struct ranked *)(unit + 1); /* of each warp */
-    const uint64_t none = ~(uint64_t)0;
-    struct ranked least = {none, 0xffffffffu};
-    unit_load(units + blockIdx.x, unit);
-    if (unit->worst == NULL)
-        return;
-#pragma unroll 4
-    for (uint32_t slot = threadIdx.x; slot < unit->view.slots; slot += WORST_THREADS) {
-        struct ranked own = {slot_key(unit->scores[slot], slot_position(&pool, &unit->view, slot)), slot};
-        own.key = own.key == 0 ? none : own.key;
-        least = lower(least, own);
-    }
+#define NO_RANK ((uint64_t)-1)
+
+SCORE_INLINE struct ranked rank_of(float score, int32_t position, uint32_t slot) {
+    struct ranked own = {slot_key(score, position), slot};
+    own.key = own.key == 0 ? NO_RANK : own.key;
+    return own;
+}
+
+/* The unit's worst slot, from the lowest of each thread's. lowest: shared, one a warp. */
+SCORE_INLINE void write_worst(const struct cuda_score_unit *unit, struct ranked least, struct ranked *lowest) {
     least = warp_lowest(least);
     if (threadIdx.x % WARP == 0)
         lowest[threadIdx.x / WARP] = least;
@@ -286,9 +295,59 @@ static __global__ void __launch_bounds__(WORST_THREADS)
     }
 }
 
+static __global__ void __launch_bounds__(WORST_THREADS)
+    score_worst(const struct cuda_score_unit *units, struct kv_pool pool) {
+    KERNEL_SHARED(struct cuda_score_unit, unit);
+    struct ranked least = {NO_RANK, 0xffffffffu};
+    unit_load(units + blockIdx.x, unit);
+    if (unit->worst == NULL)
+        return;
+#pragma unroll 4
+    for (uint32_t slot = threadIdx.x; slot < unit->view.slots; slot += WORST_THREADS)
+        least = lower(least, rank_of(unit->scores[slot], slot_position(&pool, &unit->view, slot), slot));
+    write_worst(unit, least, (struct ranked *)(unit + 1));
+}
+
 void launch_score_worst(const struct cuda_score_call *call, cudaStream_t stream) {
-    size_t shared = sizeof(struct chain_space) + WORST_THREADS / WARP * sizeof(struct ranked);
+    size_t shared = sizeof(struct cuda_score_unit) + WORST_THREADS / WARP * sizeof(struct ranked);
     KERNEL_LAUNCH(score_worst, dim3(call->count), dim3(WORST_THREADS), shared, stream, call->units, call->pool);
+}
+
+/* Scores and their worst at once: no score is written. A lane reads its slots' page numbers itself, so that no warp
+ * waits for another. */
+static __global__ void __launch_bounds__(WORST_THREADS)
+    score_chain_worst(const struct cuda_score_unit *units, struct kv_pool pool, const struct cuda_score_chain *from) {
+    KERNEL_SHARED(struct worst_space, space);
+    const struct cuda_score_unit *unit = &space->unit;
+    struct ranked least = {NO_RANK, 0xffffffffu};
+    for (uint32_t i = threadIdx.x; i < sizeof *from / sizeof(uint32_t); i += WORST_THREADS)
+        ((uint32_t *)&space->chain)[i] = ((const uint32_t *)from)[i];
+    unit_load(units + blockIdx.x, &space->unit);
+    if (unit->worst == NULL)
+        return;
+    uint32_t slots = unit->view.slots, lane = threadIdx.x % WARP;
+    for (uint32_t first = threadIdx.x - lane; first < slots; first += CHAIN_STEPS * WORST_THREADS) {
+        struct chain_slots at;
+#pragma unroll
+        for (uint32_t i = 0; i < CHAIN_STEPS; i++) {
+            uint32_t slot = first + i * WORST_THREADS + lane;
+            at.slot[i] = slot < slots ? slot : slots - 1;
+            at.position[i] = slot_position(&pool, &unit->view, at.slot[i]);
+            at.score[i] = 0;
+        }
+        chain_run(unit, &space->chain, pool.layout.kv_heads, first, &at);
+#pragma unroll
+        for (uint32_t i = 0; i < CHAIN_STEPS; i++)
+            if (first + i * WORST_THREADS + lane < slots)
+                least = lower(least, rank_of(at.score[i], at.position[i], at.slot[i]));
+    }
+    write_worst(unit, least, space->lowest);
+}
+
+void launch_score_chain_worst(
+    const struct cuda_score_call *call, const struct cuda_score_chain *chain, cudaStream_t stream) {
+    KERNEL_LAUNCH(score_chain_worst, dim3(call->count), dim3(WORST_THREADS), sizeof(struct worst_space), stream,
+        call->units, call->pool, chain);
 }
 
 /* ---- shares ---- */

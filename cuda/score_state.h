@@ -5,7 +5,8 @@
  *
  * Bytes kept of the output matrices, H query heads of d channels (padded to 64), per layer that was scored so: the
  * network with output norms and restkv H d^2 * 4; laprox_head and laprox H^2 d^2 * 4 more; these two and criticalkv
- * also W_o as floats, H d D * 4. SmolLM2-135M (H 9, d 64, D 576, 30 layers): 4.4, 40 and 40 MB.
+ * also W_o, H d D * 4, half as much where the file has it in f16. SmolLM2-135M (H 9, d 64, D 576, 30 layers): 4.4, 40
+ * and 40 MB.
  */
 #ifndef CUDA_SCORE_STATE_H
 #define CUDA_SCORE_STATE_H
@@ -18,8 +19,10 @@ enum { SCORE_NETWORKS = 4 /* that are kept */ };
 /* Of one layer's W_o; device memory, NULL: not needed yet (score.h has the layouts). */
 struct score_matrix {
     const void *data; /* of the tensor that it was computed from */
-    float *factors, *grams, *dense;
-    bool all_grams; /* of all pairs, not only those of a group */
+    float *factors, *grams;
+    void *dense;       /* float, or f16 where that is what the tensor has */
+    bool dense_halves; /* the latter */
+    bool all_grams;    /* of all pairs, not only those of a group */
 };
 
 /* A network on the device. */

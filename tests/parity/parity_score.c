@@ -98,22 +98,25 @@ static void fill_pages(struct parity *parity, struct scene *scene, struct scene_
     }
 }
 
-/* Random weights of a layer: floats, or 8-bit blocks where the width allows it. */
+static size_t output_bytes(enum tensor_type type, size_t count) {
+    return type == TENSOR_Q8_0 ? count / 32 * 34 : count * (type == TENSOR_F16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+/* Random weights of a layer: floats, halves, or 8-bit blocks where the width allows it. */
 static void draw_output(struct parity *parity, struct scene *scene, uint32_t layer) {
-    uint32_t columns = scene->heads * scene->pool.layout.head_dim;
-    bool blocks = columns % 32 == 0 && parity_random(parity, 0, 1) == 0;
-    size_t count = (size_t)scene->width * columns, bytes = blocks ? count / 32 * 34 : count * sizeof(float);
+    uint32_t columns = scene->heads * scene->pool.layout.head_dim, kind = parity_random(parity, 0, 3);
+    enum tensor_type type = columns % 32 == 0 && kind < 2 ? TENSOR_Q8_0 : kind == 2 ? TENSOR_F16 : TENSOR_F32;
+    size_t count = (size_t)scene->width * columns, bytes = output_bytes(type, count);
     unsigned char *data = parity_host(bytes);
-    if (blocks) {
-        for (size_t at = 0; at < bytes; at++)
-            data[at] = (unsigned char)parity_random(parity, 0, 255);
-        for (size_t at = 0; at < bytes; at += 34)
-            reference_round(KV_F16, parity_uniform(parity, 0.001, 0.01), data + at);
-    } else {
+    for (size_t at = 0; type == TENSOR_Q8_0 && at < bytes; at++)
+        data[at] = (unsigned char)parity_random(parity, 0, 255);
+    for (size_t at = 0; type == TENSOR_Q8_0 && at < bytes; at += 34)
+        reference_round(KV_F16, parity_uniform(parity, 0.001, 0.01), data + at);
+    for (size_t at = 0; type == TENSOR_F16 && at < count; at++)
+        reference_round(KV_F16, 0.1 * (double)parity_normal(parity), data + 2 * at);
+    if (type == TENSOR_F32)
         parity_fill_normal(parity, (float *)data, count, 0.1f);
-    }
-    scene->output[layer] =
-        (struct tensor){"output", blocks ? TENSOR_Q8_0 : TENSOR_F32, scene->width, columns, data, bytes};
+    scene->output[layer] = (struct tensor){"output", type, scene->width, columns, data, bytes};
     double *rows = parity_host(count * sizeof *rows);
     for (uint32_t row = 0; row < scene->width; row++)
         reference_weight_row(&scene->output[layer], row, rows + (size_t)row * columns);

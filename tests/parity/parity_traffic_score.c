@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNITS_MAX = 16, WINDOW = 32, CONTENT = 4 };
+enum { UNITS_MAX = 16, WINDOW = 32, CONTENT = 4, PAPER_HIDDEN = 64 };
 
 struct scene {
     struct kv_pool pool;
@@ -64,17 +64,21 @@ static void create_unit(struct parity *parity, struct scene *scene, uint32_t uni
             .window_rows = parity_upload(parity, NULL, (size_t)WINDOW * slots * sizeof(uint16_t)),
             .above = parity_upload(parity, NULL, slots * STATISTIC_ABOVE_BITS / 8),
             .content_rows = parity_upload(parity, NULL, (CONTENT + 2) * (size_t)slots * sizeof(uint16_t)),
-            .standard = parity_upload(parity, NULL, STATISTIC_STANDARD_NUMBERS * sizeof(float))},
+            .standard = parity_upload(parity, NULL, STATISTIC_STANDARD_NUMBERS * sizeof(float)),
+            .head_rows = parity_upload(parity, NULL, (size_t)WINDOW * scene->group * slots * sizeof(uint16_t)),
+            .outputs = parity_upload(parity, NULL, (size_t)WINDOW * scene->group * scene->dim * sizeof(float)),
+            .output_norm = parity_upload(parity, NULL, slots * sizeof(float))},
     };
     free(sums);
     free(entropy);
 }
 
-static void create_network(struct parity *parity, struct scene *scene) {
-    const struct network_shape shape = {.features = FEATURES_CONTENT,
-        .inputs = (1u << INPUT_KINDS) - 1,
-        .content = CONTENT,
-        .hidden = 32,
+static void create_network(struct parity *parity, struct scene *scene, bool paper) {
+    const uint32_t of_paper = 1u << INPUT_MEAN | 1u << INPUT_DEVIATION | 1u << INPUT_VALUE_NORM | 1u << INPUT_POSITION;
+    const struct network_shape shape = {.features = paper ? FEATURES_PAPER : FEATURES_CONTENT,
+        .inputs = paper ? of_paper : (1u << INPUT_KINDS) - 1,
+        .content = paper ? 0 : CONTENT,
+        .hidden = paper ? PAPER_HIDDEN : 32,
         .layers = scene->layers,
         .kv_heads = scene->kv_heads,
         .head_dim = scene->dim};
@@ -106,7 +110,7 @@ static void scene_create(struct parity *parity, struct scene *scene, uint32_t la
     for (uint32_t pair = 0; pair < dim / 2; pair++)
         scene->inverse_freq[pair] = (float)pow(10000, -2.0 * pair / dim);
     scene->rope = (struct rope_params){dim, scene->inverse_freq};
-    create_network(parity, scene);
+    create_network(parity, scene, false);
     for (uint32_t layer = 0; layer < layers; layer++)
         scene->score_layers[layer] = (struct score_layer){.heads = scene->heads + (size_t)layer * kv_heads,
             .layer = layer,
@@ -124,7 +128,7 @@ static void scene_free(struct parity *parity, struct scene *scene) {
         const struct kv_statistics *statistics = &scene->heads[i].statistics;
         void *device[] = {scene->heads[i].scores, statistics->sum, statistics->squared, statistics->entropy,
             statistics->window_sum, statistics->window_rows, statistics->above, statistics->content_rows,
-            statistics->standard};
+            statistics->standard, statistics->head_rows, statistics->outputs, statistics->output_norm};
         for (size_t j = 0; j < sizeof device / sizeof device[0]; j++)
             parity_release(parity, device[j]);
         free(scene->pages[i]);
@@ -192,6 +196,16 @@ static void check_stages(struct parity *parity, uint32_t layers, uint32_t kv_hea
         scene.heads[i].worst = &worst[i];
     score_one(parity, &scene, STAGE_POSITION, 0, 0);
     CHECK("score_worst", each, "worst");
+    float *scores[UNITS_MAX];
+    for (uint32_t i = 0; i < units; i++) {
+        scores[i] = scene.heads[i].scores;
+        scene.heads[i].scores = NULL;
+    }
+    const struct score_stage alone[] = {{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}};
+    score(parity, &scene, alone, 2);
+    CHECK("score_chain_worst", position + page + sizeof(uint32_t), "worst of sums");
+    for (uint32_t i = 0; i < units; i++)
+        scene.heads[i].scores = scores[i];
     scene_free(parity, &scene);
 }
 
@@ -221,6 +235,109 @@ static void check_network(struct parity *parity, uint32_t slots, uint32_t dim) {
 static void case_network(struct parity *parity) {
     check_network(parity, 2048, 64);
     check_network(parity, 1024, 128);
+}
+
+/* The paper's: 32 slots go through both layers at a time. */
+static void case_paper(struct parity *parity) {
+    struct scene scene;
+    scene_create(parity, &scene, 2, 2, 2, 2048, 64);
+    network_release(scene.network);
+    create_network(parity, &scene, true);
+    double units = scene.layers * scene.kv_heads, inputs = network_inputs_count(&scene.network->shape);
+    for (uint32_t layer = 0; layer < scene.layers; layer++)
+        scene.score_layers[layer].network = scene.network;
+    for (uint32_t i = 0; i < units; i++)
+        scene.heads[i].statistics.content = 0;
+    double weights = ((inputs + PAPER_HIDDEN + 7) * PAPER_HIDDEN + 1) * number;
+    score_one(parity, &scene, STAGE_NETWORK, 0, 0);
+    CHECK("score_standard", position + page + 2 * sizeof(uint32_t) + 2, "standard");
+    CHECK("score_paper", position + page + 2 * sizeof(uint32_t) + 2 + number + weights / 32, "the paper's network");
+    scene_free(parity, &scene);
+}
+
+/* ---- stages with matrices ---- */
+
+/* Bytes that a tile of slots reads of a matrix [dim][dim, padded], which rows of 64 read as far as they go or whole. */
+static double factor_bytes(uint32_t dim, bool triangular) {
+    double bytes = 0;
+    for (uint32_t row = 0; row < dim; row += 64)
+        bytes += (triangular ? fmin(row + 64, dim) : dim) * 64 * number;
+    return bytes;
+}
+
+/* What tiles of 64 slots read of matrices is read anew by each: the second-level cache has them. */
+static void check_matrices(struct parity *parity, uint32_t slots, uint32_t dim) {
+    struct scene scene;
+    struct query_moments moments[UNITS_MAX];
+    enum { GROUP = 2, KV_HEADS = 2, TILE = 64 };
+    scene_create(parity, &scene, 2, KV_HEADS, GROUP, slots, dim);
+    double units = scene.layers * scene.kv_heads, heads = KV_HEADS * GROUP, width = scene.output.rows, value = dim * 2;
+    double each = position + page + number, lower = factor_bytes(dim, true), full = factor_bytes(dim, false);
+    double row = WINDOW * 2; /* probabilities of a slot and query head */
+    for (uint32_t layer = 0; layer < scene.layers; layer++) {
+        moments[layer].count = parity_upload(parity, &(uint32_t){100}, sizeof(uint32_t));
+        moments[layer].sum = parity_upload(parity, NULL, heads * dim * sizeof(double));
+        moments[layer].outer = parity_upload(parity, NULL, heads * dim * dim * sizeof(double));
+        scene.score_layers[layer].moments = moments[layer];
+    }
+    const struct score_stage norms[] = {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_TIMES_OUTPUT_NORM, 0.1f, 0}};
+    score(parity, &scene, norms, 2);
+    CHECK("score_output_list", each, "slots without norms");
+    CHECK("score_output_norms", value + position + page + 2 * number + GROUP * dim * width * number / TILE, "norms");
+
+    score_one(parity, &scene, STAGE_LAPROX_HEAD, 0, 0);
+    traffic_check(parity, "score_window_norm",
+        scene.layers * (heads * dim * width * number + width / 64 * heads * WINDOW * dim * number), "outputs, d=%u",
+        dim);
+    /* A pair of heads reads the probabilities of both. */
+    CHECK("score_laprox", value + each + (GROUP * lower + full) / TILE + GROUP * GROUP * row, "laprox of groups");
+    score_one(parity, &scene, STAGE_LAPROX, 0, 0);
+    double pairs = heads * (heads - 1) / 2, tiles = KV_HEADS * (KV_HEADS + 1) / 2;
+    traffic_check(parity, "score_laprox",
+        scene.layers * (double)slots *
+            (tiles * value + KV_HEADS * each + (heads * lower + pairs * full) / TILE + heads * heads * row),
+        "laprox of layers, d=%u", dim);
+
+    score_one(parity, &scene, STAGE_DROP_ERROR, 0.3f, 0);
+    traffic_check(parity, "score_drop_outputs", units * GROUP * (WINDOW * dim * number + dim * TILE * number + lower),
+        "outputs, d=%u", dim);
+    CHECK("score_drop_excess", GROUP * (row + position + page), "sums of probabilities");
+    CHECK("score_drop", value + each + GROUP * ((lower + dim * TILE * number) / TILE + row), "errors");
+
+    score_one(parity, &scene, STAGE_EXPECTED_ATTENTION, 0.01f, 512);
+    CHECK("score_expect_logits", value + page + GROUP * ((lower + dim * number) / TILE + number), "logits");
+    CHECK("score_expect_shares", position + page + GROUP * number + number, "shares");
+    for (uint32_t layer = 0; layer < scene.layers; layer++) {
+        parity_release(parity, moments[layer].count);
+        parity_release(parity, moments[layer].sum);
+        parity_release(parity, moments[layer].outer);
+    }
+    scene_free(parity, &scene);
+}
+
+static void case_matrices(struct parity *parity) {
+    check_matrices(parity, 1024, 64);
+    check_matrices(parity, 512, 128);
+}
+
+/* restkv's mean: the best slots of each query, then all slots along positions. */
+static void case_adaptive(struct parity *parity) {
+    struct scene scene;
+    scene_create(parity, &scene, 2, 2, 2, 2048, 64);
+    double units = scene.layers * scene.kv_heads, each = position + page + number;
+    for (uint32_t i = 0; i < units; i++) {
+        uint16_t *rows = parity_host((size_t)WINDOW * scene.slots * sizeof *rows);
+        for (size_t n = 0; n < (size_t)WINDOW * scene.slots; n++)
+            rows[n] = float_to_half((float)parity_uniform(parity, 0, 1));
+        parity->operations->upload(
+            parity->backend, scene.heads[i].statistics.window_rows, rows, (size_t)WINDOW * scene.slots * sizeof *rows);
+        free(rows);
+    }
+    const struct score_stage stages[] = {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}, {STAGE_POOL_ADAPTIVE, 0, 0}};
+    score(parity, &scene, stages, 3);
+    CHECK_ATOMICS("score_best_sums", WINDOW * (position + page + 2), 20, "best of queries");
+    CHECK_ATOMICS("score_pool_mean", each + number, 3, "means");
+    scene_free(parity, &scene);
 }
 
 /* Rows that compete: every launch reads scores and positions once. */
@@ -260,6 +377,9 @@ static void case_select(struct parity *parity) {
 const struct parity_case parity_traffic_score_cases[] = {
     {"traffic score stages", case_stages, 1, 0, NULL},
     {"traffic score network", case_network, 1, 0, NULL},
+    {"traffic score paper", case_paper, 1, 0, NULL},
+    {"traffic score matrices", case_matrices, 1, 0, NULL},
+    {"traffic score adaptive", case_adaptive, 1, 0, NULL},
     {"traffic select", case_select, 1, 0, NULL},
     {0},
 };
