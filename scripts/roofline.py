@@ -32,6 +32,7 @@ PAGE_SLOTS, SPLIT, GROUP_BYTES = 16, 256, 256 << 20  # engine/backend.h, cuda/at
 # Bytes of what is staged: struct kv_item and cuda_row, cuda_head_view, kv_statistics, cuda_score_unit, array_move,
 # page_places, attend_tile, sample_row and sample_result.
 ITEM, VIEW, STATISTICS, UNIT, MOVE, PLACES, TILE, SAMPLE = 28, 24, 128, 336, 64, 8, 16, 48 + 176
+SEGMENT = 1 << 20  # of the staging ring
 CONTEXTS, BATCHES, KEPT = (4096, 32768), (1, 8, 32), (1.0, 0.25)
 
 
@@ -137,8 +138,8 @@ KERNELS = {
     "silu_mul": Kernel(256, 0, 8192, 1, r"silu_vectors", 26, "32 bytes a thread", True),
     "gather rows": Kernel(256, 0, 4096, 2, r"gather_vectors", 18, "", True),
     "sample": Kernel(1024, 33 << 10, 16384, 3, r"6samplePKf", 63, "one block a row", True),
-    "score, stages": Kernel(128, 600, 4096, 4, r"score_chain", None, "4 slots a thread, sum and position of each"),
-    "score, worst": Kernel(256, 700, 8192, 4, r"score_worst", None, "one block a head, 4 slots a thread at a time"),
+    "score, worst": Kernel(256, 700, 8192, 5, r"score_chain_worst", None,
+                           "one block a head, sum and position of 4 slots a thread at a time"),
     "clear slots": Kernel(256, 0, 2048, 2, r"clear_places", 12),
     "move statistics": Kernel(256, 0, 2048, 3, r"move_arrays", 36),
 }
@@ -250,16 +251,15 @@ def attention(model, slots, rows, statistics):
 
 
 def eviction(model, slots, rows):
-    """h2o's prune of a step, one slot of each head: scores on the device, the choice on the host."""
+    """h2o's prune of a step, one slot of each head: found on the device, told to the host with the tokens."""
     heads = rows * model.layers * model.kv_heads
-    score = Operation("score", 0, "fp32", [
-        Launch("score, stages", ceil(heads, 32768), ceil(slots, 512) * heads, heads * slots * 12),
-        Launch("score, worst", 1, heads, heads * slots * 8)],
-        2, heads * (UNIT + 4 * ceil(slots, PAGE_SLOTS) + 4))
-    head = model.layers * model.kv_heads  # of a sequence
+    score = Operation("score", 0, "fp32", [Launch("score, worst", 1, heads, heads * slots * 8)],
+                      2, heads * (UNIT + 4 * ceil(slots, PAGE_SLOTS) + 4))
+    # Of all sequences together, as far as the staging ring goes.
+    moves = ceil(heads * MOVE, SEGMENT)
     compact = Operation("compact", 0, "fp32", [
-        Launch("clear slots", rows, ceil(4 * head, 256), head * (PLACES + 4)),
-        Launch("move statistics", rows, head, head * (MOVE + 8))], 2 * rows, rows * head * (PLACES + MOVE))
+        Launch("clear slots", 1, ceil(4 * heads, 256), heads * (PLACES + 4)),
+        Launch("move statistics", moves, heads // moves, heads // moves * (MOVE + 8))], 1 + moves, heads * (PLACES + MOVE))
     return [score, compact]
 
 

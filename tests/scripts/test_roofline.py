@@ -77,15 +77,15 @@ def test_statistics_of_h2o(found):
     attend = slots * 516 + 8 * 32 * 128 * 4 + 2 * partial + 8 * 32 * (128 + 4) * 4
     assert of["attend"]["bytes"] == 32 * (attend + logits)
     assert of["statistics"]["bytes"] == 32 * (logits + slots * (4 + 4 + 4))  # position; plane 0 read, written
-    assert of["score"]["bytes"] == 32 * slots * (4 + 4 + 4 + 4 + 4)  # sum, position, score; score, position
-    assert of["compact"]["launches"] == 16 and of["score"]["launches"] == 2
+    assert of["score"]["bytes"] == 32 * slots * (4 + 4)  # sum, position
+    assert of["compact"]["launches"] == 2 and of["compact"]["copies"] == 2 and of["score"]["launches"] == 1
 
 
 def test_launches_of_a_step(found):
     norms, products, others = 2 * 32 + 1, 4 * 32 + 1, 32 * 4 + 3  # rope, splits, merge, silu; embed, gather, sample
     assert step(found, "F16", 4096, 1, 1)[0]["launches"] == norms + products + others
     assert step(found, "Q4_K", 4096, 1, 1)[0]["launches"] == norms + 2 * products + others
-    assert step(found, "Q4_K", 4096, 0.25, 8)[0]["launches"] == norms + 2 * products + others + 32 + 2 + 2 * 8
+    assert step(found, "Q4_K", 4096, 0.25, 8)[0]["launches"] == norms + 2 * products + others + 32 + 1 + 2
 
 
 def test_memory(found):
