@@ -110,6 +110,49 @@ make_environment() {
   cp "$root/tests/requirements.txt" "$root/.venv/requirements.txt"
 }
 
+# find_cuda: prints the folder of a CUDA toolkit that can compile and link the CUDA backend; fails when there is none. CUDA_HOME
+# is taken when it is set; else that of the nvcc in PATH, /usr/local/cuda, /opt/cuda.
+find_cuda() {
+  local home nvcc candidates=("${CUDA_HOME:-}")
+  if [ -z "${CUDA_HOME:-}" ]; then
+    nvcc=$(command -v nvcc) && candidates+=("$(dirname "$(dirname "$nvcc")")")
+    candidates+=(/usr/local/cuda /opt/cuda)
+  fi
+  for home in "${candidates[@]}"; do
+    if [ -n "$home" ] && [ -x "$home/bin/nvcc" ] && [ -r "$home/include/cublasLt.h" ] &&
+      ls "$home"/lib*/libcublasLt.so >/dev/null 2>&1; then
+      printf '%s\n' "$home"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# need_cuda: sets cuda_home, to that of the machine or to one made of PyPI's wheels in .cuda.
+cuda_home=
+need_cuda() {
+  [ -z "$cuda_home" ] || return 0
+  cuda_home=$(find_cuda) && return 0
+  cuda_home=$root/.cuda/nvidia/cu13
+  cmp -s "$root/cuda/requirements.txt" "$root/.cuda/requirements.txt" && return 0
+  need_python_module pip python3-pip
+  with_lock make_cuda
+}
+
+make_cuda() {
+  cmp -s "$root/cuda/requirements.txt" "$root/.cuda/requirements.txt" && return 0
+  say "fetching the CUDA toolkit (cuda/requirements.txt, 525 MB)"
+  rm -rf "$root/.cuda"
+  python3 -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-compile --no-deps --only-binary=:all: \
+    --root-user-action=ignore --target "$root/.cuda" -r "$root/cuda/requirements.txt" </dev/null 9>&- ||
+    die "cannot install the CUDA toolkit"
+  local library
+  for library in cudart cublasLt; do # the names that a linker looks for
+    ln -sf "lib$library.so.13" "$cuda_home/lib/lib$library.so"
+  done
+  cp "$root/cuda/requirements.txt" "$root/.cuda/requirements.txt"
+}
+
 # Whether the model file is the one that was checked: its size and time of change are those noted then.
 model_is_checked() {
   local noted=

@@ -11,7 +11,8 @@ stages='
 setup       120 packages, the default model, a Python environment in .venv
 build       300 everything with -Werror
 sanitizers  840 unit, parity and API tests with address and undefined-behaviour sanitizers
-cuda        400 the CUDA backend against an emulated device: emulator, parity, the whole model (pytest tests/cuda)
+cuda        600 the CUDA backend against an emulated device: emulator, parity, engine and scheduler, the whole model (pytest tests/cuda)
+nvcc        400 the CUDA backend as nvcc builds it: registers of sm_89 (--full: sm_80, 89, 90), the program without a device (pytest tests/nvcc)
 unit        300 unit, model and parity tests (meson)
 logits      300 pytest tests/model: tokenizer and logits beside other implementations
 tsan        350 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
@@ -40,7 +41,7 @@ The last line is "N passed, N failed", counted over all stages. Exit status 1 wh
   -- ...         passed on to pytest, e.g. -- -k stream
 
 Of several stages two run at a time; what one prints comes when it has ended.
-Builds: build-test (release, with an emulated CUDA device), build-asan, build-tsan. DISTILLCACHE_TEST_MODEL=FILE instead of the default model.
+Builds: build-test (release, with an emulated CUDA device), build-cuda-89 (nvcc), build-asan, build-tsan. DISTILLCACHE_TEST_MODEL=FILE instead of the default model.
 TEXT
 }
 
@@ -200,7 +201,19 @@ stage_cuda() {
   fi
   need_test_build
   run_meson build-test --timeout-multiplier 3 --suite emulator --suite cuda
-  run_pytest build-test tests/cuda
+  DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/cuda
+}
+
+# With a toolkit of this machine, or one of PyPI's wheels. One folder each, since the default has one architecture.
+stage_nvcc() {
+  local architectures=89 folder=build-cuda-89
+  [ -z "$full" ] || architectures=80,89,90 folder=build-cuda
+  need_setup
+  need_packages g++
+  need_cuda
+  need_build "$folder" "distillcache tests/parity/parity" --werror -Dtests=true -Dcuda=enabled -Dgpu_toolkit="$cuda_home" \
+    -Dgpu_architectures="$architectures"
+  DISTILLCACHE_TEST_ARCHITECTURES=${architectures//,/ } run_pytest "$folder" tests/nvcc
 }
 
 stage_sanitizers() {
