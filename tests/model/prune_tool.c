@@ -3,6 +3,7 @@
  * Runs policies on the real model and writes what they do, for tests/model/test_prunes.py.
  *
  *   prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--group N] [--swap] [--share]
+ *              [--backend cpu|cuda]
  *
  * Standard input, one task a line, its fields separated by semicolons:
  *   scores;POLICY;PROMPT         scores after the prompt, before any prune
@@ -26,7 +27,7 @@ enum { TOP = 5, TOKENS_MAX = 16384, GROUP_MAX = 64 };
 
 struct options {
     const char *model;
-    const char *kv;
+    const char *kv, *backend;
     uint32_t chunk;
     uint32_t threads;
     uint32_t group;
@@ -73,6 +74,8 @@ static int parse_arguments(int count, char **arguments, struct options *options)
             return -1;
         else if (strcmp(name, "--kv") == 0)
             options->kv = arguments[++i];
+        else if (strcmp(name, "--backend") == 0)
+            options->backend = arguments[++i];
         else if (number != NULL)
             *number = (uint32_t)strtoul(arguments[++i], NULL, 10);
         else
@@ -319,7 +322,7 @@ static int run_group(struct engine *engine, const struct options *options, struc
 
 static int run_all(const struct options *options, struct error *error) {
     struct engine_options engine_options = {
-        .backend = {.threads = options->threads},
+        .backend = {.threads = options->threads, .name = options->backend},
         .kv_bytes = (size_t)1 << 30,
         .kv_format = strcmp(options->kv, "f32") == 0    ? KV_F32
                      : strcmp(options->kv, "bf16") == 0 ? KV_BF16

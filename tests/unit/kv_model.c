@@ -35,7 +35,7 @@ struct kv_cache *kv_model_cache(struct plain_backend *plain, uint32_t pages, boo
         .prefix_sharing = prefix_sharing,
         .poison_free = true,
     };
-    plain_backend_open(plain);
+    plain_backend_open_chosen(plain);
     options.bytes = pages * kv_page_bytes(&options.layout);
     struct error error;
     struct kv_cache *cache = kv_cache_create(&plain->backend, &options, &error);
@@ -90,14 +90,29 @@ void twin_free(struct twin *twin) {
     free(twin);
 }
 
-static void write_slot(const struct kv_pool *pool, const struct kv_head_view *view, uint32_t head, uint32_t at,
-    const struct model_slot *slot) {
-    uint32_t page = view->pages[at / KV_PAGE_SLOTS], place = at % KV_PAGE_SLOTS;
+static void write_slot(
+    float *page, const struct kv_layout *layout, uint32_t head, uint32_t place, const struct model_slot *slot) {
     for (uint32_t c = 0; c < MODEL_HEAD_DIM; c++) {
-        *plain_key(pool, page, place, c) = number(slot, head, c, 0);
-        *plain_value(pool, page, place, c) = number(slot, head, c, 1);
+        *plain_key(page, layout, place, c) = number(slot, head, c, 0);
+        *plain_value(page, layout, place, c) = number(slot, head, c, 1);
     }
-    *plain_position(pool, page, place) = (int32_t)slot->position;
+    *plain_position(page, layout, place) = (int32_t)slot->position;
+}
+
+/* Slots from `first` on, of a head whose number is h, page by page. */
+static void write_slots(const struct kv_cache *cache, const struct kv_head_view *view, uint32_t h,
+    const struct model_slot *slots, uint32_t first, uint32_t count) {
+    const struct kv_pool *pool = kv_cache_pool(cache);
+    for (uint32_t at = first; at < first + count;) {
+        uint32_t number = view->pages[at / KV_PAGE_SLOTS];
+        float *page = plain_page(cache->pages.backend, pool, number);
+        do {
+            write_slot(page, &pool->layout, h, at % KV_PAGE_SLOTS, &slots[at]);
+            at++;
+        } while (at % KV_PAGE_SLOTS != 0 && at < first + count);
+        plain_page_write(cache->pages.backend, pool, number, page);
+        free(page);
+    }
 }
 
 /* What rope_and_append does in the engine, together with the model's side. */
@@ -106,7 +121,6 @@ static void add_to_head(struct twin *twin, uint32_t h, const uint64_t *contents,
     struct kv_head_view views[MODEL_KV_HEADS];
     kv_sequence_views(twin->real, h / MODEL_KV_HEADS, views);
     const struct kv_head_view *view = &views[h % MODEL_KV_HEADS];
-    const struct kv_pool *pool = kv_cache_pool(twin->real->cache);
     uint32_t first = head->count;
     if (count == 1 && head->marked != KV_NO_SLOT) {
         first = head->marked;
@@ -116,10 +130,9 @@ static void add_to_head(struct twin *twin, uint32_t h, const uint64_t *contents,
         head->slots = realloc(head->slots, head->count * sizeof *head->slots);
     }
     REQUIRE(view->first_slot == first && view->slots == head->count);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         head->slots[first + i] = (struct model_slot){twin->length + i, contents[i]};
-        write_slot(pool, view, h, first + i, &head->slots[first + i]);
-    }
+    write_slots(twin->real->cache, view, h, head->slots, first, count);
 }
 
 static uint64_t next_content(const struct twin *twin, uint64_t before, int32_t token) {
@@ -402,18 +415,18 @@ void twin_publish(struct twin *twin) {
     REQUIRE(kv_cache_pages_free(twin->real->cache) == available);
 }
 
-static void compare_page_slot(const struct kv_pool *pool, const struct kv_head_view *view,
-    const struct model_head *head, uint32_t h, uint32_t at) {
-    uint32_t page = view->pages[at / KV_PAGE_SLOTS], place = at % KV_PAGE_SLOTS;
+static void compare_page_slot(
+    float *page, const struct kv_layout *layout, const struct model_head *head, uint32_t h, uint32_t at) {
+    uint32_t place = at % KV_PAGE_SLOTS;
     if (at >= head->count || at == head->marked) {
-        REQUIRE(*plain_position(pool, page, place) == KV_NO_POSITION);
+        REQUIRE(*plain_position(page, layout, place) == KV_NO_POSITION);
         return;
     }
     const struct model_slot *slot = &head->slots[at];
-    REQUIRE(*plain_position(pool, page, place) == (int32_t)slot->position);
+    REQUIRE(*plain_position(page, layout, place) == (int32_t)slot->position);
     for (uint32_t c = 0; c < MODEL_HEAD_DIM; c++) {
-        REQUIRE(*plain_key(pool, page, place, c) == number(slot, h, c, 0));
-        REQUIRE(*plain_value(pool, page, place, c) == number(slot, h, c, 1));
+        REQUIRE(*plain_key(page, layout, place, c) == number(slot, h, c, 0));
+        REQUIRE(*plain_value(page, layout, place, c) == number(slot, h, c, 1));
     }
 }
 
@@ -446,8 +459,13 @@ void twin_compare_head(const struct twin *twin, uint32_t h) {
         return;
 
     uint32_t end = (head->count + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
-    for (uint32_t at = 0; at < end; at++)
-        compare_page_slot(kv_cache_pool(twin->real->cache), &views[kv_head], head, h, at);
+    const struct kv_pool *pool = kv_cache_pool(twin->real->cache);
+    for (uint32_t first = 0; first < end; first += KV_PAGE_SLOTS) {
+        float *page = plain_page(twin->real->cache->pages.backend, pool, views[kv_head].pages[first / KV_PAGE_SLOTS]);
+        for (uint32_t at = first; at < first + KV_PAGE_SLOTS; at++)
+            compare_page_slot(page, &pool->layout, head, h, at);
+        free(page);
+    }
 }
 
 void twin_compare(const struct twin *twin) {
@@ -494,5 +512,5 @@ void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t 
     REQUIRE(kv_cache_pages_free(cache) + count_held(cache, twins, count) + (charged + page_bytes - 1) / page_bytes ==
             kv_cache_pages_total(cache));
     for (uint32_t i = 0; cache->pages.poison_free && i < cache->pages.free_count; i++)
-        REQUIRE(plain_is_poisoned(kv_cache_pool(cache), cache->pages.free_list[i]));
+        REQUIRE(plain_is_poisoned(cache->pages.backend, kv_cache_pool(cache), cache->pages.free_list[i]));
 }

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/unit/chosen_backend.h"
+
 enum { STREAMS_MAX = 64, TOKENS_MAX = 1024 };
 
 const char *const pruning_policies[] = {
@@ -70,6 +72,8 @@ struct engine *pruning_engine(const struct model *model, const struct engine_opt
     struct engine_options all = *options;
     all.poison_free = true;
     all.kv_bytes = all.kv_bytes > 0 ? all.kv_bytes : (size_t)16 << 20;
+    if (all.backend.cpu_features == NULL)
+        all.backend.name = chosen_backend();
     all.backend.threads = all.backend.threads > 0 ? all.backend.threads : 2;
     struct engine *engine = engine_open(model, &all, &error);
     if (engine == NULL)

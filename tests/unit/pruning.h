@@ -15,7 +15,8 @@ extern const char *const pruning_policies[PRUNING_POLICIES];
 
 struct model *pruning_model(const struct tiny_llama *shape);
 
-/* KV f16 unless options say otherwise; poison_free, and two threads. */
+/* KV f16 unless options say otherwise; poison_free, two threads, and the chosen backend (chosen_backend.h) unless a
+ * tier of the CPU is asked for. */
 struct engine *pruning_engine(const struct model *model, const struct engine_options *options);
 
 /* As on the command line; the test fails when it is refused. */

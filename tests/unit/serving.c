@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/random.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/tiny_llama.h"
 
 struct serving {
@@ -64,7 +65,9 @@ struct serving *serving_create(const struct serving_options *options) {
     struct kv_layout layout = {
         .layers = tiny.layers, .kv_heads = tiny.kv_heads, .head_dim = tiny.head_dim, .format = KV_F16};
     struct engine_options engine = {
-        .backend = {.cpu_features = "auto", .threads = options->threads == 0 ? 1 : options->threads},
+        .backend = {.cpu_features = "auto",
+            .threads = options->threads == 0 ? 1 : options->threads,
+            .name = chosen_backend()},
         .kv_bytes = (options->kv_pages == 0 ? 1 << 14 : options->kv_pages) * kv_page_bytes(&layout),
         .kv_format = KV_F16,
         .batch_rows = options->batch_rows,

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "engine/engine_internal.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/pruning.h"
 
 enum { PROMPT = 90, TOTAL = 120, DIM_MAX = 32, WINDOW = 128 };
@@ -118,12 +119,13 @@ static void read_slot(struct sequence *sequence, uint32_t layer, uint32_t head, 
     const struct kv_pool *pool = kv_cache_pool(sequence->engine->cache);
     const struct model_shape *shape = &engine_model(sequence->engine)->shape;
     struct kv_head_view view = kv_sequence_view(sequence->kv, layer, head);
-    const char *page = (const char *)pool->base + view.pages[slot / 16] * pool->page_bytes;
+    char *page = chosen_backend_page(sequence->engine->backend, pool, view.pages[slot / 16]);
     const char *values = page + 16 * shape->head_dim * kv_format_bytes(pool->layout.format);
     for (uint32_t c = 0; c < shape->head_dim; c++) {
         key[c] = number_of(pool->layout.format, page, c * 16 + slot % 16);
         value[c] = number_of(pool->layout.format, values, slot % 16 * shape->head_dim + c);
     }
+    free(page);
     for (uint32_t i = 0; i < shape->rope_dim / 2; i++) {
         double angle = -(double)position * pow((double)shape->rope_base, -2.0 * i / shape->rope_dim);
         double x = key[2 * i], y = key[2 * i + 1];
@@ -225,7 +227,11 @@ static void test_recorded(void **state) {
     (void)state;
     feed(sequence, PROMPT, false);
     for (uint32_t head = 0; head < 4; head++) {
-        const struct kv_statistics *kept = &sequence->eviction.statistics->heads[head];
+        struct kv_statistics on_host = sequence->eviction.statistics->heads[head];
+        const struct kv_statistics *kept = &on_host;
+        size_t rows = (size_t)kept->window * group * kept->capacity;
+        on_host.head_rows =
+            chosen_backend_read(fixture.engine->backend, kept->head_rows, rows * sizeof *kept->head_rows);
         struct head_features features = read_features(sequence, head / 2, head % 2);
         assert_int_equal(kept->window, WINDOW);
         check_head_window(sequence, head, kept);
@@ -248,6 +254,7 @@ static void test_recorded(void **state) {
             require_near((double)features.squared[slot], squared, 2e-3, "sum of squares");
             require_near((double)features.entropy[slot], entropy, 5e-3, "entropy");
         }
+        free(on_host.head_rows);
         free_features(&features);
     }
     sequence_free(sequence);

@@ -332,7 +332,7 @@ static void test_keep_frees_pages_at_once(void **state) {
     assert_int_equal(kv_cache_pages_free(cache), 0);
     assert_int_equal(twin_keep(twin, 2, slots, 40), 0); /* needs no page, though none is free */
     assert_int_equal(kv_cache_pages_free(cache), 5);
-    assert_true(plain_is_poisoned(kv_cache_pool(cache), last_page));
+    assert_true(plain_is_poisoned(cache->pages.backend, kv_cache_pool(cache), last_page));
     twin_compare(twin);
     kv_model_check(cache, &twin, 1);
     assert_int_equal(twin->real->heads[2].slots_capacity < 64, true); /* O(B) on the host */

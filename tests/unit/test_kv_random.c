@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The KV cache under random steps, against plain lists (kv_model.h). The pool is small, so that it runs out often;
- * allocations fail now and then. A failure prints seed and step.
+ * allocations fail now and then (on the CPU: another backend allocates for itself). A failure prints seed and step.
  */
 #include "engine/random.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/failing_malloc.h"
 #include "tests/unit/kv_model.h"
 
@@ -37,7 +38,7 @@ static uint32_t draw(struct run *run, uint32_t below) {
 
 /* Sometimes lets one of the next allocations fail. */
 static void arm(struct run *run) {
-    if (draw(run, 12) == 0)
+    if (draw(run, 12) == 0 && chosen_backend_is_cpu())
         failing_malloc_arm(draw(run, 6));
 }
 
@@ -359,12 +360,13 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
     for (uint32_t d = 0; d < DOCUMENTS; d++)
         for (uint32_t i = 0; i < DOCUMENT_TOKENS; i++) /* documents 0 and 1, 2 and 3 start alike */
             run.documents[d][i] = (int32_t)((i < 48 ? d / 2 : d) * DOCUMENT_TOKENS + i);
+    uint32_t check_every = chosen_backend_share(8, 64); /* it reads all of the pool */
     for (uint32_t i = 0; i < STEPS; i++) {
         snprintf(kv_model_place, sizeof kv_model_place, "seed %llu, step %u", (unsigned long long)seed, i);
         uint32_t used = sharing ? run.cache->pages.index->used : 0;
         step(&run);
         run.taken_back += sharing && run.cache->pages.index->used < used;
-        if (i % 8 == 0)
+        if (i % check_every == 0)
             kv_model_check(run.cache, run.twins, run.twins_count);
         if (i % 64 == 0)
             for (uint32_t t = 0; t < run.twins_count; t++)
@@ -380,7 +382,8 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
         (unsigned long long)seed, run.out_of_pages, run.out_of_memory, run.adopted, run.reused, run.preempted,
         run.keeps_refused, (unsigned long long)run.plain.pages_copied, run.taken_back, run.prunes, run.prunes_refused,
         run.swapped, run.charged, run.notes, run.noted, run.cleared);
-    REQUIRE(run.out_of_pages > 100 && run.out_of_memory > 20 && run.reused > 100 && run.preempted > 100);
+    REQUIRE(run.out_of_pages > 100 && run.reused > 100 && run.preempted > 100);
+    REQUIRE(run.out_of_memory > 20 || !chosen_backend_is_cpu());
     REQUIRE(run.plain.pages_copied > 100 && run.prunes > 200 && run.swapped > 100 && run.charged > 100);
     REQUIRE(!sharing || (run.adopted > 1000 && run.taken_back > 50 && run.keeps_refused > 0));
     REQUIRE(!sharing || (run.notes > 100 && run.noted > 300 && run.cleared > 30));
@@ -388,17 +391,18 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
         leave_last_note(&run);
     kv_cache_free(run.cache);
     REQUIRE(kv_model_notes == NULL);
+    plain_backend_close(&run.plain);
 }
 
 static void test_shared_prefixes(void **state) {
     (void)state;
-    for (uint64_t seed = 1; seed <= 4; seed++)
+    for (uint64_t seed = 1; seed <= chosen_backend_share(4, 1); seed++)
         run_steps(seed, 130 + 10 * (uint32_t)seed, true, false, true);
 }
 
 static void test_hashes_that_collide(void **state) {
     (void)state;
-    for (uint64_t seed = 11; seed <= 12; seed++)
+    for (uint64_t seed = 11; seed <= chosen_backend_share(12, 11); seed++)
         run_steps(seed, 150, true, true, true);
 }
 
@@ -410,7 +414,7 @@ static void test_without_poison(void **state) {
 
 static void test_without_sharing(void **state) {
     (void)state;
-    for (uint64_t seed = 21; seed <= 22; seed++)
+    for (uint64_t seed = 21; seed <= chosen_backend_share(22, 21); seed++)
         run_steps(seed, 140, false, false, true);
 }
 

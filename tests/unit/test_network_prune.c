@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "policy/network.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/pruning.h"
 #include "tests/unit/tiny_network.h"
 
@@ -92,7 +93,7 @@ static void plain_scores(struct sequence *sequence, const struct policy_network 
 static void scores_are_the_networks(void **state) {
     (void)state;
     for (uint32_t file = 0; file < FILES; file++) {
-        struct engine *engine = open_engine(false, "auto");
+        struct engine *engine = open_engine(false, NULL);
         struct stream *stream = open_stream(engine, file, 0, 5);
         float scores[HEADS * PROMPT], plain[PROMPT];
         struct error error = {0};
@@ -159,8 +160,8 @@ static void what_is_kept_depends_on_the_sequence(void **state) {
     const go_on ways[] = {in_small_chunks, beside_others, swapped_at_times, scored_before, after_its_prefix};
     const char *const names[] = {"small chunks", "others beside it", "swaps", "scores asked for", "a prefix"};
     (void)state;
-    for (uint32_t i = 0; i < FILES * CASES; i++) {
-        struct engine *engine = open_engine(true, "auto");
+    for (uint32_t i = 0; i < FILES * CASES; i += chosen_backend_share(1, 4)) {
+        struct engine *engine = open_engine(true, NULL);
         struct stream *expected = open_stream(engine, i / CASES, i % CASES, 5);
         streams_run(&expected, 1, UINT32_MAX);
         assert_true(kv_sequence_tokens_held(sequence_kv(expected->sequence)) < HEADS * TOTAL / 2);
@@ -178,8 +179,8 @@ static void what_is_kept_depends_on_the_sequence(void **state) {
 
 static void forks_go_the_same_way(void **state) {
     (void)state;
-    for (uint32_t i = 0; i < FILES * CASES; i++) {
-        struct engine *engine = open_engine(false, "auto");
+    for (uint32_t i = 0; i < FILES * CASES; i += chosen_backend_share(1, 3)) {
+        struct engine *engine = open_engine(false, NULL);
         struct stream *stream = open_stream(engine, i / CASES, i % CASES, 5);
         while (stream->done < PROMPT + 13)
             streams_step(&stream, 1, 40);
@@ -197,6 +198,8 @@ static void forks_go_the_same_way(void **state) {
 static void tiers_keep_the_same(void **state) {
     const char *const tiers[] = {"scalar", "avx2", "avx512"};
     (void)state;
+    if (!chosen_backend_is_cpu())
+        skip();
     for (uint32_t i = 0; i < FILES * CASES; i++) {
         struct engine *engines[3];
         struct stream *streams[3];
@@ -229,7 +232,7 @@ static void numbers_are_charged(void **state) {
     (void)state;
     const size_t per_slot[FILES] = {8 + 8 + 2 + (4 + 2) * 2, 8 + 8 + 2 + 2 * 2};
     for (uint32_t file = 0; file < FILES; file++) {
-        struct engine *engine = open_engine(false, "auto");
+        struct engine *engine = open_engine(false, NULL);
         struct stream *stream = open_stream(engine, file, 2, 5); /* without summary slots */
         struct batch_item item = {.sequence = stream->sequence, .tokens = stream->tokens, .count = 80};
         struct sequence_demand demand = engine_demand(engine, sequence_policy(stream->sequence), PROMPT, TOTAL);

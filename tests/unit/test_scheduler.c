@@ -11,9 +11,14 @@
 #include <string.h>
 
 #include "engine/random.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/serving.h"
 
-enum { CASES = 17, GENERATED = 40 };
+enum { CASES = 17, CASES_ELSEWHERE = 4, GENERATED = 40 };
+
+static uint32_t cases(void) {
+    return chosen_backend_share(CASES, CASES_ELSEWHERE);
+}
 
 static struct request *case_request(uint32_t i) {
     return serving_request(1 + (i * 37) % 230, 1000 + i, GENERATED + i % 5);
@@ -30,7 +35,7 @@ static struct call *submit(struct serving *serving, struct request *request) {
 /* The answers when every request has the server for itself. */
 static struct serving *answer_alone(struct call *calls[CASES]) {
     struct serving *serving = serving_create(&(struct serving_options){.no_prefix_sharing = true});
-    for (uint32_t i = 0; i < CASES; i++) {
+    for (uint32_t i = 0; i < cases(); i++) {
         calls[i] = submit(serving, case_request(i));
         serving_wait(serving, calls[i]);
         assert_true(calls[i]->answers[0].finish == FINISH_LENGTH || calls[i]->answers[0].finish == FINISH_STOP);
@@ -44,10 +49,10 @@ static struct serving *answer_alone(struct call *calls[CASES]) {
 static struct scheduler_stats answer_together(const struct serving_options *options, struct call *const *alone) {
     struct serving *serving = serving_create(options);
     struct call *calls[CASES];
-    for (uint32_t i = 0; i < CASES; i++)
+    for (uint32_t i = 0; i < cases(); i++)
         calls[i] = submit(serving, case_request(i));
     serving_wait_all(serving);
-    for (uint32_t i = 0; i < CASES; i++)
+    for (uint32_t i = 0; i < cases(); i++)
         if (!answers_equal(&calls[i]->answers[0], &alone[i]->answers[0]))
             fail_msg("request %u answers differently than alone", i);
     struct scheduler_stats stats;
@@ -80,10 +85,11 @@ static void same_answers_after_preemption(void **state) {
     (void)state;
     struct call *alone[CASES];
     struct serving *serving = answer_alone(alone);
-    /* 4 pages a block of tokens; the longest request needs 18 blocks. */
-    struct scheduler_stats stats = answer_together(&(struct serving_options){.kv_pages = 4 * 40}, alone);
+    /* 4 pages a block of tokens; the longest request needs 18 blocks, or 10. */
+    uint32_t pages = 4 * chosen_backend_share(40, 14);
+    struct scheduler_stats stats = answer_together(&(struct serving_options){.kv_pages = pages}, alone);
     assert_true(stats.preemptions > 0);
-    stats = answer_together(&(struct serving_options){.kv_pages = 4 * 40, .no_prefix_sharing = true}, alone);
+    stats = answer_together(&(struct serving_options){.kv_pages = pages, .no_prefix_sharing = true}, alone);
     assert_true(stats.preemptions > 0);
     serving_free(serving);
 }
@@ -95,12 +101,12 @@ static void same_answers_with_a_reused_prefix(void **state) {
     struct serving *serving = serving_create(&(struct serving_options){0});
     struct call *calls[2][CASES];
     for (int round = 0; round < 2; round++) {
-        for (uint32_t i = 0; i < CASES; i++)
+        for (uint32_t i = 0; i < cases(); i++)
             calls[round][i] = submit(serving, case_request(i));
         serving_wait_all(serving);
     }
     uint32_t cached = 0;
-    for (uint32_t i = 0; i < CASES; i++) {
+    for (uint32_t i = 0; i < cases(); i++) {
         assert_true(answers_equal(&calls[0][i]->answers[0], &alone[i]->answers[0]));
         assert_true(answers_equal(&calls[1][i]->answers[0], &alone[i]->answers[0]));
         uint32_t prompt = calls[1][i]->answers[0].prompt_tokens;
@@ -608,5 +614,12 @@ int main(void) {
         cmocka_unit_test(preempted_requests_keep_their_place),
         cmocka_unit_test(nothing_is_lost_under_stress),
     };
+    const struct CMUnitTest elsewhere[] = {
+        cmocka_unit_test(same_answers_after_preemption),
+        cmocka_unit_test(same_answers_with_a_reused_prefix),
+        cmocka_unit_test(choices_are_forks_with_their_own_random_numbers),
+    };
+    if (!chosen_backend_is_cpu())
+        return cmocka_run_group_tests(elsewhere, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

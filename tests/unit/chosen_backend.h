@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which backend the tests of the engine use: the CPU's, or the one that DISTILLCACHE_TEST_BACKEND names ("cuda" in a
+ * build with -Dcuda=emulated). Read here and nowhere else.
+ */
+#ifndef TESTS_UNIT_CHOSEN_BACKEND_H
+#define TESTS_UNIT_CHOSEN_BACKEND_H
+
+#include "engine/backend.h"
+
+/* For struct backend_options.name. */
+const char *chosen_backend(void);
+bool chosen_backend_is_cpu(void);
+
+/* What a test needs of a number: all of it on the CPU, some of it on an emulated device, which takes a hundred times as
+ * long. */
+uint32_t chosen_backend_share(uint32_t on_the_cpu, uint32_t elsewhere);
+
+/* A copy of a page of the pool, for tests that look into it; the caller frees it. */
+void *chosen_backend_page(struct backend *backend, const struct kv_pool *pool, uint32_t page);
+/* The same of other memory of the backend. */
+void *chosen_backend_read(struct backend *backend, const void *memory, size_t bytes);
+
+#endif
