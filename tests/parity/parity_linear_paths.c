@@ -43,6 +43,26 @@ static void case_wide(struct parity *parity) {
     product_free(parity, &p);
 }
 
+/* Rows so long that the rings of all kernels go round more than once; by the kernels for few rows, some and many. */
+static void case_long_rows(struct parity *parity) {
+    const uint32_t rows[] = {1, 7, 12, 20, 40};
+    const struct product_kind *kind = &product_kinds[parity->round % PRODUCT_KINDS];
+    for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct product p = product_create(
+            parity, kind, parity_random(parity, 1, 40), 32 * parity_random(parity, 100, 120), rows[i], true);
+        p.got = product_multiply(parity, &p, p.x, p.rows);
+        if (parity->round % PRODUCT_KINDS < PRODUCT_BLOCK_KINDS) {
+            reference_linear_bits(&p.tensor.tensor, false, p.x, p.rows, p.add, p.before, p.weight_rows);
+            parity_check_bits(parity, p.got, p.before, (size_t)p.rows * p.weight_rows, "%s %ux%u, R=%u", kind->name,
+                p.weight_rows, p.columns, p.rows);
+        } else {
+            bool halves = kind->type != TENSOR_F32 && p.rows > LINEAR_STREAM_ROWS;
+            check_true_product(parity, &p, halves ? kind->type : TENSOR_F32);
+        }
+        product_free(parity, &p);
+    }
+}
+
 /* More rows than are prepared at once. */
 static void case_rows_at_once(struct parity *parity) {
     const struct product_kind *kind = &product_kinds[parity->entry->index];
@@ -111,6 +131,7 @@ static void case_deterministic(struct parity *parity) {
 
 const struct parity_case parity_linear_paths_cases[] = {
     {.name = "linear paths, wide", .run = case_wide, .rounds = 6},
+    {.name = "linear paths, long rows", .run = case_long_rows, .rounds = 4 * PRODUCT_KINDS},
     {.name = "linear paths, rows at once, q8_0", .run = case_rows_at_once, .index = 0},
     {.name = "linear paths, rows at once, f16", .run = case_rows_at_once, .index = PRODUCT_F16},
     {.name = "linear paths, rows at once, f32", .run = case_rows_at_once, .index = PRODUCT_F16 + 2},

@@ -401,6 +401,7 @@ static const struct scene_limits limits_of[] = {
     {.dim = 0, .rows = 40, .slots = 700, .group = 5, .sharpness = 1},
     {.dim = 64, .rows = 70, .slots = 1000, .group = 4, .sharpness = 4},
     {.dim = 0, .rows = 3, .slots = 300, .group = 60, .sharpness = 1},
+    {.dim = 0, .rows = 240, .slots = 100, .group = 2, .sharpness = 1}, /* several blocks of tokens add to a slot */
 };
 
 static const uint32_t needs_alone[] = {STATISTIC_SUM, STATISTIC_SQUARED, STATISTIC_WINDOW, STATISTIC_HEAD_WINDOW,
@@ -601,6 +602,7 @@ const struct parity_case parity_statistics_cases[] = {
     {.name = "statistics any shape", .run = case_statistics, .rounds = 24, .index = 0},
     {.name = "statistics long", .run = case_statistics, .rounds = 6, .index = 1},
     {.name = "statistics large groups", .run = case_statistics, .rounds = 12, .index = 2},
+    {.name = "statistics many rows", .run = case_statistics, .rounds = 6, .index = 3},
     {.name = "statistics scored", .run = case_scored, .rounds = 12},
     {.name = "query moments", .run = case_moments, .rounds = 8},
     {.name = NULL},
