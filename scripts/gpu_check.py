@@ -3,6 +3,7 @@
 """The part of gpu_check.sh that knows about cards and results; standard library only.
 
   gpu_check.py device               the first CUDA device as JSON, by the driver; exit status 3 and a message without one
+  gpu_check.py emulated-device      what stands for it when a device is emulated
   gpu_check.py report WORK BUILD OUT   from what the stages left in WORK: the document OUT, and a summary on standard
                                     output; exit status 1 when a stage failed
 
@@ -222,6 +223,9 @@ def summary(document):
 
 
 def main(arguments):
+    if arguments == ["emulated-device"]:
+        print(json.dumps({"name": "emulator", "devices": 1, "memory_bytes": 0, **dict.fromkeys(ATTRIBUTES, 0)}))
+        return 0
     if arguments == ["device"]:
         print(json.dumps(find_device()))
         return 0

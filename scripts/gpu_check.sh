@@ -10,12 +10,13 @@ seconds=330
 build=
 model=
 parts=
+emulated=
 
 # Name, most seconds it may take, what it does.
 stages='
 build     600 -Dcuda=enabled in build-cuda; spills in the reports of ptxas
 parity     90 every operation beside its plain reference (parity --tier cuda)
-golden     60 greedy tokens of the whole model beside the CPU backend (pytest tests/cuda)
+golden     60 the whole model: greedy tokens beside the CPU backend, scores of policies (pytest tests/cuda)
 memcheck   45 compute-sanitizer on small shapes: accesses out of bounds, misaligned
 racecheck  45 the same: hazards in shared memory
 synccheck  30 the same: barriers that not all threads reach
@@ -29,7 +30,7 @@ small_cases=("any shape" "linear q4_1" "append" "linear f16" "select rows" "scor
 
 usage() {
   cat <<TEXT
-usage: scripts/gpu_check.sh [--out FILE] [--seconds N] [--parts "NAME..."] [--build FOLDER] [--model FILE]
+usage: scripts/gpu_check.sh [--out FILE] [--seconds N] [--parts "NAME..."] [--build FOLDER] [--model FILE] [--emulated yes]
 
 Builds the program with -Dcuda=enabled and runs on the first CUDA device:
 
@@ -45,9 +46,11 @@ machine without one, with hand-made results.
   --parts NAMES    only these
   --build FOLDER   a finished build, made elsewhere, instead of building; no nvcc is needed then
   --model FILE     instead of the default model (or DISTILLCACHE_MODEL=FILE)
+  --emulated yes   without a GPU: plays through build, parity and golden on the emulated device (-Dcuda=emulated in
+                   build-emulated), in small shapes; a test of this script, not of a card. The other parts are skipped
 
 Exit status: 0 nothing failed (skipped is not failed), 1 something failed or an option is wrong, 3 no GPU that can be used,
-4 no nvcc. There is no document with 3 and 4.
+4 no CUDA toolkit. There is no document with 3 and 4.
 TEXT
 }
 
@@ -58,16 +61,11 @@ check_parts() {
   done
 }
 
-# nvcc where cuda/meson.build looks for it.
-find_nvcc() {
-  command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || ls /opt/cuda/bin/nvcc 2>/dev/null
-}
-
-# compute-sanitizer, beside nvcc if it is nowhere else.
+# compute-sanitizer, in the toolkit if it is nowhere else.
 find_sanitizer() {
-  local nvcc
+  local home
   command -v compute-sanitizer && return 0
-  nvcc=$(find_nvcc) && ls "$(dirname "$nvcc")/compute-sanitizer" 2>/dev/null
+  home=$(find_cuda) && ls "$home/bin/compute-sanitizer" 2>/dev/null
 }
 
 # Python with pytest: the machine's own, or the tests' environment.
@@ -78,6 +76,10 @@ find_python() {
     need_environment >&2
     echo "$root/.venv/bin/python"
   fi
+}
+
+needs_gpu() {
+  [ -z "$emulated" ] || skip "needs a GPU"
 }
 
 skip() {
@@ -104,25 +106,39 @@ prefix=()
 stage_build() {
   [ -z "$build" ] || skip "--build: made elsewhere"
   need_packages "${program_packages[@]}" "${test_packages[@]}"
-  need_build build-cuda "distillcache tests/parity/parity" --werror -Dtests=true -Dcuda=enabled
+  if [ -n "$emulated" ]; then
+    need_packages g++
+    need_build build-emulated "distillcache tests/parity/parity" --werror -Dtests=true -Dcuda=emulated
+    return 0
+  fi
+  need_build build-cuda "distillcache tests/parity/parity tests/model/prune_tool" --werror -Dtests=true -Dcuda=enabled -Dgpu_toolkit="$cuda_home"
   # ptxas says "N bytes stack frame, N bytes spill stores, N bytes spill loads" of every function.
   ! grep -lE '[1-9][0-9]* bytes spill' "$folder"/cuda/*.ptxas.txt
 }
 
 stage_parity() {
-  parity
+  local name
+  if [ -z "$emulated" ]; then
+    parity
+    return
+  fi
+  for name in "${small_cases[@]:0:4}"; do
+    parity --only "$name"
+  done
 }
 
 stage_golden() {
-  local python
+  local python device=real chosen=("$root/tests/cuda/test_model.py" "$root/tests/cuda/test_policies.py")
   python=$(find_python)
-  DISTILLCACHE_TEST_BUILD=$folder DISTILLCACHE_TEST_MODEL=$model DISTILLCACHE_TEST_DEVICE=real PYTHONDONTWRITEBYTECODE=1 \
-    limited "$python" -m pytest -rs -q -p no:cacheprovider --color=no "$root/tests/cuda"
+  [ -z "$emulated" ] || device=emulated chosen=(-k device "$root/tests/cuda/test_model.py")
+  DISTILLCACHE_TEST_BUILD=$folder DISTILLCACHE_TEST_MODEL=$model DISTILLCACHE_TEST_DEVICE=$device PYTHONDONTWRITEBYTECODE=1 \
+    limited "$python" -m pytest -rs -q -p no:cacheprovider --color=no "${chosen[@]}"
 }
 
 # sanitize TOOL: the cases one by one, until the time is over; only the first must get that far.
 sanitize() {
   local tool=$1 sanitizer name done_count=0 status
+  needs_gpu
   sanitizer=$(find_sanitizer) || skip "compute-sanitizer is not installed"
   prefix=("$sanitizer" --tool "$tool" --error-exitcode 86 --print-limit 20)
   for name in "${small_cases[@]}"; do
@@ -144,12 +160,14 @@ stage_synccheck() { sanitize synccheck; }
 
 stage_kernels() {
   local name
+  needs_gpu
   for name in "time linear q4_0" "time linear q4_1" "time linear f16" "attend any shape" "rms_norm" "sample greedy"; do
     parity --time --seconds 0.1 --only "$name"
   done
 }
 
 stage_bench() {
+  needs_gpu
   limited "$folder/distillcache" inspect "$model" --json >"$work/model.json"
   limited "$folder/distillcache" bench --model "$model" --backend cuda --json --profile --pairs 3 --prefill 2048 --decode 64 \
     --batch 1,8,32 --depth 512,4096 --kv-memory 6G --kv-policy h2o --kv-ratio 0.25 >"$work/bench.json"
@@ -159,6 +177,7 @@ stage_bench() {
 run_stage() {
   local status started limit=$2
   stage=$1
+  [ -z "$emulated" ] || limit=$((10 * limit)) # how fast this machine is does not matter
   started=$(date +%s)
   stage_end=$((started + limit))
   if [ "$stage" != build ] && [ "$stage_end" -gt "$all_end" ]; then
@@ -180,10 +199,11 @@ run_stage() {
   echo "$status $(($(date +%s) - started))" >"$work/$stage.result"
 }
 
-read_options "out seconds parts build model" "$@"
+read_options "out seconds parts build model emulated" "$@"
 need_number --seconds "$seconds"
 [ ${#options[@]} = 0 ] || die "nothing goes behind --"
 check_parts
+[[ $emulated =~ ^(yes)?$ ]] || die "--emulated: \"$emulated\" is not yes"
 command -v python3 >/dev/null || die "python3 is needed"
 for variable in ${!DISTILLCACHE_*}; do
   [ "$variable" = DISTILLCACHE_MODEL ] || unset "$variable"
@@ -191,19 +211,21 @@ done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-python3 "$root/scripts/gpu_check.py" device >"$work/device.json" || exit 3
+python3 "$root/scripts/gpu_check.py" "${emulated:+emulated-}device" >"$work/device.json" || exit 3
 if [ -n "$build" ]; then
   folder=$(realpath "$build")
   for file in distillcache tests/parity/parity; do
     [ -x "$folder/$file" ] || die "--build: there is no program $file in $build"
   done
+elif [ -n "$emulated" ]; then
+  folder=$root/build-emulated
 else
   folder=$root/build-cuda
-  nvcc=$(find_nvcc) || {
-    say "no nvcc in PATH, /usr/local/cuda/bin or /opt/cuda/bin: install the CUDA toolkit, or give a finished build by --build"
+  cuda_home=$(find_cuda) || {
+    say "no CUDA toolkit with cuBLASLt by CUDA_HOME, nvcc in PATH, /usr/local/cuda or /opt/cuda: install it, or give a finished build by --build"
     exit 4
   }
-  "$nvcc" --version >"$work/nvcc.txt"
+  "$cuda_home/bin/nvcc" --version >"$work/nvcc.txt"
 fi
 model=${model:-${DISTILLCACHE_MODEL:-}}
 if [ -z "$model" ]; then
