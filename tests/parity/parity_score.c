@@ -88,7 +88,9 @@ static void fill_pages(struct parity *parity, struct scene *scene, struct scene_
     for (uint32_t slot = 0; slot < slots; slot++) {
         uint32_t page = head->pages[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
         *reference_position(&scene->pool, page, place) = (int32_t)head->positions[slot];
-        for (uint32_t c = 0; head->positions[slot] != KV_NO_POSITION && c < layout->head_dim; c++) {
+        if (head->positions[slot] == KV_NO_POSITION && slot % 2 == 0)
+            continue; /* other empty slots hold what was there before */
+        for (uint32_t c = 0; c < layout->head_dim; c++) {
             size_t at = (size_t)slot * layout->head_dim + c;
             double key = 0.5 + (double)parity_normal(parity);
             head->keys[at] = store(layout->format, key, reference_key(&scene->pool, page, place, c));

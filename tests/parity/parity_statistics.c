@@ -116,6 +116,8 @@ static void recorded_create(
         s->capacity = (scene->views[head].slots + 15) / 16 * 16 + 16 * parity_random(parity, 0, 2);
         s->window = parity_random(parity, 1, window_max);
         s->history = parity_random(parity, 1, parity_random(parity, 0, 1) == 0 ? 40 : STATISTIC_ABOVE_BITS);
+        if (window_max > KV_PAGE_SLOTS * 4) /* blocks of tokens then share words of bits */
+            s->history = STATISTIC_ABOVE_BITS - s->history % 64;
         s->seed = parity_random_bits(parity);
         for (uint32_t kind = 0; kind < KINDS; kind++) {
             if (s->needs & kind_needs[kind])
@@ -421,7 +423,7 @@ static void case_statistics(struct parity *parity) {
     }
     float *qkv = scene_append(parity, &scene);
     struct recorded recorded;
-    recorded_create(parity, &scene, needs, which == 2 ? 6 : 40, &recorded);
+    recorded_create(parity, &scene, needs, which == 2 ? 6 : which == 3 ? 200 : 40, &recorded);
     struct kv_batch batch = scene_batch(&scene);
     float *plain = run_attend(parity, &scene, &batch, qkv, scene.rows);
     batch.statistics = recorded.device;
