@@ -17,20 +17,19 @@
 
 #include "engine/engine_internal.h"
 #include "engine/random.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/failing_malloc.h"
 #include "tests/unit/pruning.h"
 #include "tests/unit/tiny_network.h"
 
 enum { PROMPT = 420, LONGER = 560, DECODED = 18, WORDS_MAX = 64 };
 
-static const char *backend = "cpu";
 static char folder[64];
 static struct model *model;
 
 static struct engine *open_engine(size_t kv_bytes, bool prefix_sharing) {
-    return pruning_engine(model,
-        &(struct engine_options){
-            .kv_format = KV_F16, .kv_bytes = kv_bytes, .prefix_sharing = prefix_sharing, .backend = {.name = backend}});
+    return pruning_engine(
+        model, &(struct engine_options){.kv_format = KV_F16, .kv_bytes = kv_bytes, .prefix_sharing = prefix_sharing});
 }
 
 /* Nothing is held and nothing charged when all sequences are gone; snapshots count as free. */
@@ -549,8 +548,7 @@ static int free_model(void **state) {
     return 0;
 }
 
-/* Without a word on the CPU, else on the backend of that name: what touches device memory. */
-int main(int count, char **words) {
+int main(void) {
     const struct CMUnitTest all[] = {
         cmocka_unit_test(statistics_must_be_there),
         cmocka_unit_test(lives_of_sequences),
@@ -565,11 +563,11 @@ int main(int count, char **words) {
         cmocka_unit_test(random_lives_end_alike),
     };
     const struct CMUnitTest of_device[] = {
+        /* what touches device memory */
         cmocka_unit_test(statistics_must_be_there),
         cmocka_unit_test(lives_of_sequences),
     };
-    if (count == 1)
+    if (chosen_backend_is_cpu())
         return cmocka_run_group_tests_name("prefix", all, create_model, free_model);
-    backend = words[1];
     return cmocka_run_group_tests_name("prefix on a device", of_device, create_model, free_model);
 }
