@@ -409,6 +409,7 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
         fault_host("cublasLtMatmul: the workspace is not in one device allocation");
         return CUBLAS_STATUS_INVALID_VALUE;
     }
+    runtime_calls.launches += stream_counts(stream);
     if (stream_add(stream, [product] { product_run(&product); }) != cudaSuccess)
         return CUBLAS_STATUS_EXECUTION_FAILED;
     return CUBLAS_STATUS_SUCCESS;

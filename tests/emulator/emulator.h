@@ -38,6 +38,18 @@ bool emulator_traffic_read(const char *kernel, struct emulator_traffic *traffic)
 /* All kernels, at most capacity; the number of kernels. */
 size_t emulator_traffic_list(struct emulator_traffic *traffics, size_t capacity);
 
+/* What the host asked of the runtime since the last reset; captured work counts when its graph is launched, as one. */
+struct emulator_calls {
+    uint64_t launches; /* of kernels */
+    uint64_t graphs;
+    uint64_t copies, copied_bytes; /* in any direction */
+    uint64_t fills;
+    uint64_t waits; /* for a stream, an event or the device */
+    uint64_t allocations;
+};
+void emulator_calls_reset(void);
+struct emulator_calls emulator_calls_read(void);
+
 /* The first fault since the last clear, or NULL: one text of several lines. Clearing also clears the runtime's sticky
  * error. Faults are printed on standard error unless quiet. */
 const char *emulator_fault(void);

@@ -150,6 +150,7 @@ extern "C" cudaError_t cudaMalloc(void **memory, size_t bytes) {
     if (bytes == 0)
         return runtime_return(cudaSuccess);
     *memory = memory_allocate(bytes);
+    runtime_calls.allocations++;
     return runtime_return(*memory ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
@@ -301,6 +302,10 @@ static cudaError_t copy_add(
     if (bytes == 0)
         return cudaSuccess;
     bool capturing = stream_get(stream)->capture != NULL;
+    if (!capturing) {
+        runtime_calls.copies++;
+        runtime_calls.copied_bytes += bytes;
+    }
     bool pageable_from = !memory_is_device(from) && !memory_is_pinned(from, bytes);
     bool pageable_to = !memory_is_device(to) && !memory_is_pinned(to, bytes);
     if (pageable_from && !capturing) {
@@ -343,6 +348,7 @@ static cudaError_t set_add(cudaStream_t stream, void *memory, int value, size_t 
         runtime_set_sticky(cudaErrorInvalidValue);
         return cudaErrorInvalidValue;
     }
+    runtime_calls.fills += stream_counts(stream);
     return stream_add(stream, [=] {
         if (end_ok(call, "destination", memory, bytes, true, true))
             memset(memory, value, bytes);
@@ -403,6 +409,7 @@ extern "C" cudaError_t emulator_launch(const char *name, struct dim3 grid, struc
     launch->arguments.assign((const char *)arguments, (const char *)arguments + arguments_bytes);
     if (!launch_ok(launch.get()))
         return runtime_return(cudaErrorInvalidConfiguration);
+    runtime_calls.launches += stream_counts(stream);
     return runtime_return(stream_add(stream, [launch] {
         if (!workers_run(launch.get()))
             runtime_set_sticky(cudaErrorLaunchFailure);

@@ -106,6 +106,24 @@ extern "C" void emulator_set_fast(bool fast) {
         memory_close();
 }
 
+/* ---- Counts ---- */
+
+struct emulator_calls runtime_calls;
+
+bool stream_counts(cudaStream_t stream) {
+    return stream_get(stream)->capture == NULL;
+}
+
+extern "C" void emulator_calls_reset(void) {
+    struct runtime_scope scope;
+    runtime_calls = {};
+}
+
+extern "C" struct emulator_calls emulator_calls_read(void) {
+    struct runtime_scope scope;
+    return runtime_calls;
+}
+
 /* ---- Queues ---- */
 
 struct CUstream_st *stream_get(cudaStream_t stream) {
@@ -226,6 +244,7 @@ extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
         stream_get(stream)->capture->invalid = true;
         return runtime_return(cudaErrorStreamCaptureUnsupported);
     }
+    runtime_calls.waits++;
     if (!stream)
         for (struct CUstream_st *other : streams)
             if (other->blocking)
@@ -250,6 +269,7 @@ extern "C" cudaError_t cudaDeviceSynchronize(void) {
     struct runtime_scope scope;
     if (capture_forbids())
         return runtime_return(cudaErrorStreamCaptureUnsupported);
+    runtime_calls.waits++;
     streams_drain();
     return runtime_return(cudaSuccess);
 }
@@ -314,6 +334,7 @@ extern "C" cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     struct runtime_scope scope;
     if (event->capture)
         return runtime_return(cudaErrorStreamCaptureUnsupported);
+    runtime_calls.waits++;
     if (event->point.stream)
         stream_reach(event->point);
     return runtime_return(cudaSuccess);
@@ -421,6 +442,7 @@ extern "C" cudaError_t cudaGraphExecUpdate(
 extern "C" cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     struct runtime_scope scope;
     std::shared_ptr<struct CUgraph_st> graph = exec->graph;
+    runtime_calls.graphs += stream_counts(stream);
     return runtime_return(stream_add(stream, [graph] {
         for (const std::function<void()> &run : graph->operations)
             if (run && sticky == cudaSuccess)

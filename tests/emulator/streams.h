@@ -6,6 +6,7 @@
 #ifndef EMULATOR_STREAMS_H
 #define EMULATOR_STREAMS_H
 
+#include "emulator.h"
 #include "internal.h"
 
 #include <deque>
@@ -59,6 +60,11 @@ struct runtime_scope {
     runtime_scope();
     ~runtime_scope();
 };
+
+/* What emulator_calls_read returns. */
+extern struct emulator_calls runtime_calls;
+/* Whether calls on the stream count: not those that go to a graph. */
+bool stream_counts(cudaStream_t stream);
 
 /* NULL: the legacy default stream. */
 struct CUstream_st *stream_get(cudaStream_t stream);
