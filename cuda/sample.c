@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/sample.h"
 #include "cuda/cuda_backend.h"
-#include "engine/random.h"
 
 #include <float.h>
 #include <math.h>
@@ -38,7 +37,9 @@ static struct sample_row row_of(const struct sample_params *params, uint32_t voc
         .log_min_p = params->min_p > 0 ? log((double)params->min_p) : -INFINITY,
         .scale = scale < FLT_MAX ? scale : FLT_MAX,
         .top_p = params->top_p,
-        .uniform = random_uniform(params->seed, params->stream, params->step, 0),
+        .seed = params->seed,
+        .stream = params->stream,
+        .step = params->step,
         .top_k = params->top_k,
         .forced = params->forced >= 0 && (uint32_t)params->forced < vocabulary ? params->forced : -1,
         .top_count = params->top_count < SAMPLE_TOP_MAX ? params->top_count : SAMPLE_TOP_MAX,

@@ -5,11 +5,18 @@
 #include "cuda/device.h"
 
 #include "cuda/sample.cuh"
+#include "engine/philox.h"
 
 static __device__ struct cut cut_min_p(const struct row &row, double log_min_p) {
     double value = (double)row.maximum + log_min_p / (double)row.scale;
     float limit = value < (double)-FLT_MAX ? -FLT_MAX : (float)value;
     return {key_of(limit < row.maximum ? limit : row.maximum), row.vocabulary};
+}
+
+static __device__ float uniform_of(const struct sample_row &params) {
+    uint32_t words[4];
+    philox_words(params.seed, params.stream, params.step, 0, words);
+    return philox_uniform(words[0]);
 }
 
 /* The token, or the vocabulary's size when there is nothing to choose by. */
@@ -30,7 +37,7 @@ static __device__ uint32_t choose(struct row row, const struct sample_row &param
     }
     if (params.log_min_p > -INFINITY)
         cut = cut_shorter(cut, cut_min_p(row, params.log_min_p));
-    return row_walk(row, (double)params.uniform, 0,
+    return row_walk(row, (double)uniform_of(params), 0,
         [&](uint32_t id, float x) { return cut_has(cut, id, x) ? weight_of(row, x) : 0; });
 }
 

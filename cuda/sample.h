@@ -15,9 +15,10 @@
 struct sample_row {
     const uint32_t *bans; /* bit id % 32 of word id / 32, for the whole vocabulary; NULL: none */
     double log_min_p;     /* ln min_p; -infinity: none */
-    float scale;          /* 1 / temperature, finite */
+    uint64_t seed;        /* of the draw, as struct sample_params has it */
+    uint32_t stream, step;
+    float scale; /* 1 / temperature, finite */
     float top_p;
-    float uniform; /* random_uniform(seed, stream, step, 0) */
     uint32_t top_k;
     int32_t forced;         /* a token, or -1 */
     uint32_t first_allowed; /* the lowest id that is not banned; 0 when all are */

@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The generator of random.h as an inline function, for loops over many numbers that the compiler vectorises.
+ * The generator of random.h as an inline function: for loops over many numbers that the compiler vectorises, and for
+ * kernels (cuda/).
  */
 #ifndef ENGINE_PHILOX_H
 #define ENGINE_PHILOX_H
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define PHILOX_INLINE static inline __host__ __device__
+#else
+#define PHILOX_INLINE static inline __attribute__((always_inline))
+#endif
+
 enum { PHILOX_ROUNDS = 10 };
 
-static inline __attribute__((always_inline)) void philox_words(
-    uint64_t seed, uint32_t stream, uint32_t step, uint64_t index, uint32_t out[4]) {
+PHILOX_INLINE void philox_words(uint64_t seed, uint32_t stream, uint32_t step, uint64_t index, uint32_t out[4]) {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = step, c3 = stream;
     for (int round = 0; round < PHILOX_ROUNDS; round++) {
@@ -30,7 +36,7 @@ static inline __attribute__((always_inline)) void philox_words(
 }
 
 /* Uniform in (0, 1) from a word: an odd multiple of 2^-24. */
-static inline float philox_uniform(uint32_t word) {
+PHILOX_INLINE float philox_uniform(uint32_t word) {
     return ((float)(int32_t)(word >> 9) + 0.5f) * 0x1p-23f;
 }
 
