@@ -205,6 +205,9 @@ void cuda_poison_pages(struct backend *, const struct kv_pool *, const uint32_t 
 void cuda_move_statistics(
     struct backend *, const struct statistics_move *moves, uint32_t count, uint32_t group, uint32_t head_dim);
 
+/* tables.c */
+void cuda_write_tables(struct backend *, const struct kv_table_write *writes, uint32_t count);
+
 /* sample.c */
 void cuda_sample(struct backend *, const float *logits, uint32_t rows, uint32_t vocabulary,
     const struct sample_params *params, struct sample_result *results);

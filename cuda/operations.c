@@ -45,6 +45,9 @@ const struct backend_operations cuda_operations = {
     .rotate_slots = cuda_rotate_slots,
     .unrotate_slots = cuda_unrotate_slots,
 
+    /* tables.c */
+    .write_tables = cuda_write_tables,
+
     /* pages.c */
     .copy_pages = cuda_copy_pages,
     .move_slots = cuda_move_slots,

@@ -8,12 +8,15 @@ static uint32_t pages_of(const struct kv_head_view *view) {
 }
 
 size_t cuda_view_bytes(const struct kv_head_view *view) {
-    return cuda_stage_size(pages_of(view) * sizeof *view->pages);
+    return view->device_pages != NULL ? 0 : cuda_stage_size(pages_of(view) * sizeof *view->pages);
 }
 
 struct cuda_head_view cuda_view_stage(struct cuda_stage *stage, const struct kv_head_view *view) {
+    const uint32_t *pages = view->device_pages;
+    if (pages == NULL)
+        pages = cuda_stage_copy(stage, view->pages, pages_of(view) * sizeof *view->pages);
     return (struct cuda_head_view){
-        .pages = cuda_stage_copy(stage, view->pages, pages_of(view) * sizeof *view->pages),
+        .pages = pages,
         .summary = view->summary,
         .slots = view->slots,
         .first_slot = view->first_slot,

@@ -56,7 +56,7 @@ struct cuda_batch {
  * is nothing to do (no rows) or there was an error. */
 bool cuda_batch_stage(struct cuda_backend *cuda, const struct kv_batch *batch, struct cuda_batch *out);
 
-/* One view in a stage of the caller's: its bytes there, and its pages added. */
+/* One view in a stage of the caller's: its bytes there, and its pages added, unless the device has them. */
 size_t cuda_view_bytes(const struct kv_head_view *view);
 struct cuda_head_view cuda_view_stage(struct cuda_stage *stage, const struct kv_head_view *view);
 

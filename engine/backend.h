@@ -69,6 +69,16 @@ struct kv_head_view {
      * value [d], a logit that is added to q k / sqrt(d), and what summarise goes on with. Visible to every row; merged
      * after the last split. */
     const float *summary;
+    /* Device: the same page numbers as `pages`, or NULL: nobody keeps them there. A backend that wants them and does
+     * not find them here sends `pages`. */
+    const uint32_t *device_pages;
+};
+
+/* Page numbers that the device's copy of a page table lacks: write_tables. */
+struct kv_table_write {
+    uint32_t *to;         /* device [count] */
+    const uint32_t *from; /* host [count] */
+    uint32_t count;
 };
 
 /* Numbers of a summary slot: key, value, logit, W, E. */
@@ -383,6 +393,9 @@ struct backend_operations {
     /* Moves slots of one head, for compaction: slot from[i] of view `pages` goes to slot to[i], in order of i. */
     void (*move_slots)(struct backend *, const struct kv_pool *, const uint32_t *pages, const uint32_t *from,
         const uint32_t *to, uint32_t count);
+
+    /* Brings device copies of page tables up to date. NULL: the backend reads tables in host memory. */
+    void (*write_tables)(struct backend *, const struct kv_table_write *writes, uint32_t count);
 
     /* Marks slots [first, end) of one head as unused (position KV_NO_POSITION). */
     void (*clear_slots)(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t first, uint32_t end);

@@ -222,6 +222,12 @@ static int append_items(struct engine *engine, struct batch_item *items, uint32_
     return 0;
 }
 
+static void send_tables(struct engine *engine, const struct batch_item *items, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        kv_sequence_gather_tables(items[i].sequence->kv);
+    kv_cache_send_tables(engine->cache);
+}
+
 static void collect_layer(const struct sequence *sequence, uint32_t layer, struct kv_head_view *views) {
     uint32_t kv_heads = sequence->engine->model->shape.kv_heads;
     const struct summaries *summaries = sequence->eviction.summaries;
@@ -270,6 +276,7 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
         engine->wanted_count = 0; /* what the rows hold is another batch's */
         return code;
     }
+    send_tables(engine, items, items_count);
     collect_views(engine, items, items_count);
     uint32_t needs = collect_statistics(engine, items, items_count);
     const struct score_layer *scored = engine_plan_ahead(engine, items, items_count);

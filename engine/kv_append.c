@@ -94,15 +94,16 @@ void kv_cache_flush_batch(struct kv_cache *cache) {
     batch->copies = batch->fresh_count = 0;
 }
 
-void kv_cache_own_page(struct kv_cache *cache, uint32_t *page) {
+void kv_cache_own_page(struct kv_cache *cache, struct kv_head *head, uint32_t page) {
     struct kv_page_batch *batch = &cache->batch;
-    if (!kv_pages_is_shared(&cache->pages, *page))
+    if (!kv_pages_is_shared(&cache->pages, head->pages[page]))
         return;
     if (batch->copies == KV_BATCH_PAGES)
         kv_cache_flush_batch(cache);
-    batch->copy_from[batch->copies] = *page;
-    *page = kv_pages_take(&cache->pages);
-    batch->copy_to[batch->copies++] = *page;
+    batch->copy_from[batch->copies] = head->pages[page];
+    head->pages[page] = kv_pages_take(&cache->pages);
+    kv_head_touch(head, page);
+    batch->copy_to[batch->copies++] = head->pages[page];
 }
 
 static void add_fresh_page(struct kv_cache *cache, struct kv_head *head) {
@@ -111,6 +112,7 @@ static void add_fresh_page(struct kv_cache *cache, struct kv_head *head) {
         kv_cache_flush_batch(cache);
     uint32_t page = kv_pages_take(&cache->pages);
     batch->fresh[batch->fresh_count++] = page;
+    kv_head_touch(head, head->pages_count);
     head->pages[head->pages_count++] = page;
 }
 
@@ -130,7 +132,7 @@ static void add_positions(struct kv_head *head, uint32_t position, uint32_t coun
 static void append_to_head(struct kv_cache *cache, struct kv_head *head, uint32_t position, uint32_t count) {
     uint32_t written = page_to_write(head, count);
     if (written < head->pages_count)
-        kv_cache_own_page(cache, &head->pages[written]);
+        kv_cache_own_page(cache, head, written);
     if (count == 1 && head->marked != KV_NO_SLOT) { /* it is the last of the order already */
         head->positions[head->marked] = position;
         head->first_new = head->marked;

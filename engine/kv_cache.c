@@ -33,6 +33,7 @@ void kv_cache_free(struct kv_cache *cache) {
         return;
     kv_pages_free(&cache->pages);
     free(cache->block_pages);
+    free(cache->writes);
     free(cache);
 }
 
@@ -78,6 +79,7 @@ static int fork_head(struct kv_pages *pages, struct kv_head *to, const struct kv
         return ERROR_MEMORY;
     for (uint32_t i = 0; i < from->pages_count; i++) {
         to->pages[i] = from->pages[i];
+        kv_head_touch(to, i);
         kv_pages_hold(pages, from->pages[i]);
     }
     if (from->positions != NULL && from->slots > 0) {
@@ -132,6 +134,7 @@ void kv_sequence_free(struct kv_sequence *sequence) {
     if (sequence == NULL)
         return;
     kv_sequence_drop_pages(sequence);
+    kv_sequence_drop_tables(sequence);
     kv_sequence_charge(sequence, 0, NULL);
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++) {
         free(sequence->heads[i].pages);
@@ -202,16 +205,24 @@ uint32_t kv_sequence_pages_shared(const struct kv_sequence *sequence) {
     return shared;
 }
 
+static struct kv_head_view view_of(const struct kv_sequence *sequence, uint32_t head) {
+    const struct kv_head *at = &sequence->heads[head];
+    return (struct kv_head_view){
+        .pages = at->pages,
+        .slots = at->slots,
+        .first_slot = at->first_new,
+        .device_pages = kv_sequence_device_table(sequence, head),
+    };
+}
+
 void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struct kv_head_view *views) {
     uint32_t kv_heads = sequence->cache->pages.pool.layout.kv_heads;
-    const struct kv_head *heads = &sequence->heads[layer * kv_heads];
     for (uint32_t i = 0; i < kv_heads; i++)
-        views[i] = (struct kv_head_view){heads[i].pages, heads[i].slots, heads[i].first_new, NULL};
+        views[i] = view_of(sequence, layer * kv_heads + i);
 }
 
 struct kv_head_view kv_sequence_view(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
-    const struct kv_head *at = kv_sequence_head(sequence, layer, head);
-    return (struct kv_head_view){at->pages, at->slots, at->first_new, NULL};
+    return view_of(sequence, (uint32_t)(kv_sequence_head(sequence, layer, head) - sequence->heads));
 }
 
 void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {

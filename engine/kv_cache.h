@@ -79,6 +79,13 @@ uint32_t kv_sequence_pages_needed(const struct kv_sequence *sequence, uint32_t c
  * the slots by rope_and_append. */
 int kv_sequence_append(struct kv_sequence *sequence, uint32_t count, struct error *error);
 
+/* The device's copies of page tables, for backends that read them there (write_tables). Any change of a table makes its
+ * copy be behind; views name copies that are not. gather notes what the sequence's copies lack, and makes or enlarges
+ * them; send writes all that was gathered at once. In between sequences must not change. Copies are 4 bytes a page and
+ * head, and like the tables themselves not charged to the pool; without memory for them there are none. */
+void kv_sequence_gather_tables(struct kv_sequence *sequence);
+void kv_cache_send_tables(struct kv_cache *cache);
+
 /* The views of one layer for the count tokens appended last: views [kv_heads]. Valid until the sequence changes. */
 void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struct kv_head_view *views);
 struct kv_head_view kv_sequence_view(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The inside of kv_cache.h: what its files (kv_cache.c, kv_append.c, kv_attach.c, kv_charge.c, kv_prune.c,
- * kv_remove.c, kv_prefix.c, kv_save.c, kv_check.c) and its tests share.
+ * kv_remove.c, kv_prefix.c, kv_save.c, kv_tables.c, kv_check.c) and its tests share.
  */
 #ifndef ENGINE_KV_INTERNAL_H
 #define ENGINE_KV_INTERNAL_H
@@ -26,6 +26,7 @@ struct kv_page_batch {
 struct kv_head {
     uint32_t *pages;
     uint32_t pages_count, pages_capacity;
+    uint32_t changed_first, changed_end; /* entries that the device's copy of the table may lack; none: 0, 0 */
     uint32_t slots;
     uint32_t first_new;      /* slot of the first token appended last */
     uint32_t marked;         /* evicted slot that waits for a new token, or KV_NO_SLOT */
@@ -44,6 +45,8 @@ struct kv_sequence {
     bool pruned;                         /* some head is */
     bool saved;                          /* its pages are not held: kv_sequence_save */
     size_t charged;                      /* bytes: kv_sequence_charge */
+    uint32_t *device_tables;             /* device [layers * kv_heads][device_pages] page tables; NULL: none */
+    uint32_t device_pages;               /* a multiple of KV_PAGE_SLOTS */
     uint32_t published;                  /* leading blocks that are adopted, published, or found published */
     uint32_t last_block;                 /* the last of them, if it is still the one of that generation */
     uint32_t last_generation;
@@ -55,18 +58,33 @@ struct kv_cache {
     struct kv_sequence *sequences; /* a list of all, for kv_cache_check */
     struct kv_page_batch batch;    /* empty between calls */
     uint32_t *block_pages;         /* [layers * kv_heads] for publishing */
+    struct kv_table_write *writes; /* gathered for kv_cache_send_tables */
+    uint32_t writes_count, writes_capacity;
 };
 
 /* NULL when the layout has no such head. */
 struct kv_head *kv_sequence_head(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
 
+/* Entry `page` of a head's table is another from now on: called for every change of one. */
+static inline void kv_head_touch(struct kv_head *head, uint32_t page) {
+    if (head->changed_end == 0 || page < head->changed_first)
+        head->changed_first = page;
+    if (page >= head->changed_end)
+        head->changed_end = page + 1;
+}
+
+/* The device's copy of a head's table, or NULL when there is none that is up to date. */
+const uint32_t *kv_sequence_device_table(const struct kv_sequence *sequence, uint32_t head);
+/* Gives the device's copies back. */
+void kv_sequence_drop_tables(struct kv_sequence *sequence);
+
 /* Room for count pages (count slots of a pruned head), with growth by doubling; 0 or ERROR_MEMORY. */
 int kv_head_reserve_pages(struct kv_head *head, uint32_t count);
 int kv_head_reserve_slots(struct kv_head *head, uint32_t count);
 
-/* Replaces a shared page by a copy of its own, which has its content after kv_cache_flush_batch. There must be an
- * available page. */
-void kv_cache_own_page(struct kv_cache *cache, uint32_t *page);
+/* Replaces a shared page of a head's table by a copy of its own, which has its content after kv_cache_flush_batch.
+ * There must be an available page. */
+void kv_cache_own_page(struct kv_cache *cache, struct kv_head *head, uint32_t page);
 void kv_cache_flush_batch(struct kv_cache *cache);
 
 /* Gives an unpruned head its host arrays, in which nothing differs yet from what they stand for; 0 or ERROR_MEMORY. */

@@ -92,6 +92,7 @@ static void hold_block(struct kv_sequence *sequence, uint32_t number, uint32_t b
     for (uint32_t i = 0; i < pages->heads; i++) {
         kv_pages_hold(pages, block_pages[i]);
         sequence->heads[i].pages[number] = block_pages[i];
+        kv_head_touch(&sequence->heads[i], number);
     }
 }
 

@@ -114,7 +114,7 @@ static void move_kept(struct kv_pages *pages, struct compaction *plan, const str
         backend->operations->clear_slots(backend, &pages->pool, head->pages, count, end);
 }
 
-static void take_targets(struct kv_pages *pages, struct compaction *plan, const struct kv_head *head) {
+static void take_targets(struct kv_pages *pages, struct compaction *plan, struct kv_head *head) {
     uint32_t table_count = head->pages_count;
     memcpy(plan->table, head->pages, head->pages_count * sizeof *plan->table);
     for (uint32_t i = plan->written; i < plan->pages_count; i++) { /* decide before taking changes what is shared */
@@ -122,8 +122,11 @@ static void take_targets(struct kv_pages *pages, struct compaction *plan, const 
     }
     for (uint32_t i = head->pages_count; i < table_count; i++)
         plan->table[i] = kv_pages_take(pages);
-    for (uint32_t i = plan->written; i < plan->pages_count; i++)
+    for (uint32_t i = plan->written; i < plan->pages_count; i++) {
+        if (plan->target[i] != i)
+            kv_head_touch(head, i);
         head->pages[i] = plan->table[plan->target[i]];
+    }
 }
 
 /* Drops what is no longer in the head's table, the end first. */
@@ -250,7 +253,7 @@ int kv_sequence_own(
     uint32_t at = slot / KV_PAGE_SLOTS;
     if (!make_writable(&cache->pages, head, at, at + 1))
         return error_set(error, ERROR_PAGES, "no free KV page to copy a shared one");
-    kv_cache_own_page(cache, &head->pages[at]);
+    kv_cache_own_page(cache, head, at);
     kv_cache_flush_batch(cache);
     return 0;
 }
@@ -269,7 +272,7 @@ int kv_sequence_evict(
     if (kv_head_materialise(head) != 0)
         return error_set(error, ERROR_MEMORY, "no memory for the positions of %u slots", head->slots);
     sequence->pruned = true;
-    kv_cache_own_page(cache, &head->pages[at]);
+    kv_cache_own_page(cache, head, at);
     kv_cache_flush_batch(cache);
     kv_head_mark(cache, head, slot);
     return 0;

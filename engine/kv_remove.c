@@ -70,14 +70,14 @@ static int check_removal(const struct kv_head *head, const struct kv_removal *re
 }
 
 /* Calls visit for each page (by its place in the head's table) that the removal writes to, once, ascending. */
-typedef void (*page_visit)(struct kv_cache *cache, uint32_t *page, void *context);
+typedef void (*page_visit)(struct kv_cache *cache, struct kv_head *head, uint32_t page, void *context);
 
 static void visit_written(struct kv_cache *cache, struct kv_head *head, const struct kv_removal *removal,
     struct removal_scratch *scratch, page_visit visit, void *context) {
     if (!goes(head, removal))
         return;
     if (!kv_removal_compacts(removal)) {
-        visit(cache, &head->pages[removal->evict / KV_PAGE_SLOTS], context);
+        visit(cache, head, removal->evict / KV_PAGE_SLOTS, context);
         return;
     }
     uint32_t moves = kv_removal_moves(removal, head->slots, scratch->from, scratch->to);
@@ -86,12 +86,12 @@ static void visit_written(struct kv_cache *cache, struct kv_head *head, const st
         uint32_t at = scratch->to[i] / KV_PAGE_SLOTS;
         if (at < next)
             continue;
-        visit(cache, &head->pages[at], context);
+        visit(cache, head, at, context);
         next = at + 1;
     }
     uint32_t last = removal->count / KV_PAGE_SLOTS; /* where slots behind the last one are marked as unused */
     if (removal->count % KV_PAGE_SLOTS != 0 && last >= next)
-        visit(cache, &head->pages[last], context);
+        visit(cache, head, last, context);
 }
 
 static void visit_all(struct kv_sequence *sequence, const struct kv_removal *removals, struct removal_scratch *scratch,
@@ -100,23 +100,23 @@ static void visit_all(struct kv_sequence *sequence, const struct kv_removal *rem
         visit_written(sequence->cache, &sequence->heads[i], &removals[i], scratch, visit, context);
 }
 
-static void count_shared(struct kv_cache *cache, uint32_t *page, void *context) {
-    *(uint64_t *)context += kv_pages_is_shared(&cache->pages, *page);
+static void count_shared(struct kv_cache *cache, struct kv_head *head, uint32_t page, void *context) {
+    *(uint64_t *)context += kv_pages_is_shared(&cache->pages, head->pages[page]);
 }
 
 /* Takes a page that is only published out of the index, while more are shared than available. */
-static void unpublish(struct kv_cache *cache, uint32_t *page, void *context) {
+static void unpublish(struct kv_cache *cache, struct kv_head *head, uint32_t page, void *context) {
     uint64_t *shared = context;
-    const struct kv_page_state *state = &cache->pages.states[*page];
+    const struct kv_page_state *state = &cache->pages.states[head->pages[page]];
     if (*shared <= kv_pages_available(&cache->pages) || state->references > 1 || state->block == PREFIX_NO_BLOCK)
         return;
     kv_pages_unpublish(&cache->pages, state->block);
     --*shared;
 }
 
-static void own(struct kv_cache *cache, uint32_t *page, void *context) {
+static void own(struct kv_cache *cache, struct kv_head *head, uint32_t page, void *context) {
     (void)context;
-    kv_cache_own_page(cache, page);
+    kv_cache_own_page(cache, head, page);
 }
 
 /* Pages for copies of those that must be written and are shared: pruning must not fail for the sake of a prefix that

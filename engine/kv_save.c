@@ -25,6 +25,7 @@ void kv_sequence_save(struct kv_sequence *sequence, void *host) {
             backend->operations->download(
                 backend, to, page_address(pool, sequence->heads[i].pages[p]), pool->page_bytes);
     kv_sequence_drop_pages(sequence);
+    kv_sequence_drop_tables(sequence);
     for (uint32_t i = 0; i < pages->heads; i++)
         sequence->heads[i].pages_count = 0;
     sequence->saved = true;
@@ -44,6 +45,7 @@ int kv_sequence_restore(struct kv_sequence *sequence, const void *host, struct e
         for (; head->pages_count < count; head->pages_count++, from += pages->pool.page_bytes) {
             uint32_t page = kv_pages_take(pages);
             head->pages[head->pages_count] = page;
+            kv_head_touch(head, head->pages_count);
             backend->operations->upload(backend, page_address(&pages->pool, page), from, pages->pool.page_bytes);
         }
     }

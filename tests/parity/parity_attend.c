@@ -155,7 +155,7 @@ static void case_append_rounding(struct parity *parity) {
     for (uint32_t i = 0; i < 2 * DIM; i++)
         row[i] = parity_normal(parity);
     struct kv_item item = {.rows = 1, .position = 5};
-    struct kv_head_view view = {table, 8, 7, NULL};
+    struct kv_head_view view = {.pages = table, .slots = 8, .first_slot = 7};
     struct kv_batch batch = {.pool = &device, .items = &item, .items_count = 1, .views = &view};
     struct rope_params rope = {DIM, inverse_freq};
     float *qkv = parity_upload(parity, row, sizeof row);
@@ -183,7 +183,7 @@ static void case_hidden_infinity(struct parity *parity) {
     static const uint32_t table[] = {1, 0};
     static const float inverse_freq[DIM / 2];
     struct kv_item item = {.rows = ROWS};
-    struct kv_head_view view = {table, ROWS, 0, NULL};
+    struct kv_head_view view = {.pages = table, .slots = ROWS, .first_slot = 0};
     struct kv_batch batch = {.pool = &pool, .items = &item, .items_count = 1, .views = &view};
     struct rope_params rope = {DIM, inverse_freq};
     float *x = parity_host(ROWS * WIDTH * sizeof *x), *outs[2];
@@ -254,7 +254,7 @@ static void time_attend(struct parity *parity, enum kv_format format, uint32_t l
             pages[i] = i * tables + view; /* all heads grow together */
         for (uint32_t slot = 0; slot < depth + rows; slot++)
             *reference_position(&image, pages[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS) = (int32_t)slot;
-        views[view] = (struct kv_head_view){pages, depth + rows, depth, NULL};
+        views[view] = (struct kv_head_view){.pages = pages, .slots = depth + rows, .first_slot = depth};
     }
     pool.base = parity_upload(parity, image.image, tables * table_pages * pool.page_bytes);
     size_t count = (size_t)items_count * rows * (HEADS + 2 * KV_HEADS) * DIM;

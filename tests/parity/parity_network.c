@@ -230,7 +230,7 @@ static void forget_matrices(struct parity *parity) {
     static const float numbers[KV_HEADS_MAX * 4 * 2];
     const struct kv_pool pool = {NULL, 0, {LAYERS_MAX + 1, 1, 2, KV_F32}};
     const struct tensor output = {"output", TENSOR_F32, 1, 2, (void *)numbers, 2 * sizeof *numbers};
-    const struct kv_head_view view = {NULL, 0, 0, NULL};
+    const struct kv_head_view view = {.pages = NULL, .slots = 0, .first_slot = 0};
     float norm;
     struct error error = {0};
     int code = parity->operations->slot_norms(parity->backend, &pool, &view, &output, 0, 0, 1, NULL, &norm, &error);

@@ -134,6 +134,39 @@ static void case_slots_in_turns(struct parity *parity) {
     pair_check(parity, &pair);
 }
 
+/* Ranges of tables, in turns: what lies between them stays. */
+static void case_write_tables(struct parity *parity) {
+    enum { NUMBERS = 3000, WRITES = 40, CALLS = 3 };
+    if (parity->operations->write_tables == NULL) {
+        parity_skip(parity, "its tables lie in host memory");
+        return;
+    }
+    uint32_t *want = parity_host(NUMBERS * sizeof *want), *from = parity_host(NUMBERS * sizeof *from);
+    memset(want, 0, NUMBERS * sizeof *want);
+    uint32_t *device = parity_upload(parity, want, NUMBERS * sizeof *want);
+    for (uint32_t call = 0; call < CALLS; call++) {
+        struct kv_table_write writes[WRITES];
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < NUMBERS; i++)
+            from[i] = (uint32_t)parity_random_bits(parity);
+        for (uint32_t at = parity_random(parity, 0, 100); at < NUMBERS && count < WRITES; count++) {
+            uint32_t length = parity_random(parity, 0, 3) > 0 ? 1 : parity_random(parity, 0, 400);
+            length = length < NUMBERS - at ? length : NUMBERS - at;
+            writes[count] = (struct kv_table_write){device + at, from + at, length};
+            memcpy(want + at, from + at, length * sizeof *want);
+            at += length + parity_random(parity, 0, 60);
+        }
+        parity->operations->write_tables(parity->backend, writes, count);
+        memset(from, 0xff, NUMBERS * sizeof *from); /* host memory is consumed before the call returns */
+    }
+    uint32_t *got = parity_download(parity, device, NUMBERS * sizeof *got);
+    parity_check_bytes(parity, got, want, NUMBERS * sizeof *got, "page tables");
+    free(got);
+    free(from);
+    free(want);
+    parity_release(parity, device);
+}
+
 /* The definition leaves the kind of NaN open. */
 static void case_poison_pages(struct parity *parity) {
     struct pool_pair pair;
@@ -164,6 +197,7 @@ const struct parity_case parity_pages_cases[] = {
     {.name = "move_slots", .run = case_move_slots, .rounds = 36},
     {.name = "clear_slots", .run = case_clear_slots, .rounds = 12},
     {.name = "slots in turns", .run = case_slots_in_turns, .rounds = 12},
+    {.name = "write_tables", .run = case_write_tables, .rounds = 6},
     {.name = "poison_pages", .run = case_poison_pages, .rounds = 3},
     {.name = NULL},
 };

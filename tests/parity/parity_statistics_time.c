@@ -55,7 +55,7 @@ static void timed_create(
         timed->items[item] =
             (struct kv_item){.first_row = item * rows, .rows = rows, .position = depth, .prompt = depth + rows};
     for (uint32_t view = 0; view < timed->views_count; view++)
-        timed->views[view] = (struct kv_head_view){NULL, depth + rows, depth, NULL};
+        timed->views[view] = (struct kv_head_view){.pages = NULL, .slots = depth + rows, .first_slot = depth};
     fill_pages(parity, timed, (depth + rows + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS);
     size_t count = (size_t)items * rows * WIDTH;
     float *qkv = parity_host(count * sizeof *qkv);

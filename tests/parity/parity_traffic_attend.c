@@ -43,7 +43,8 @@ static void cache_create(struct parity *parity, const struct shape *shape, struc
         cache->table[i] = (uint32_t)(pages - 1 - i);
     for (uint32_t i = 0; i < shape->items * shape->kv_heads; i++) {
         uint32_t item = i / shape->kv_heads, slots = shape->old[item] + shape->rows;
-        cache->views[i] = (struct kv_head_view){cache->table + at, slots, shape->old[item], NULL};
+        cache->views[i] =
+            (struct kv_head_view){.pages = cache->table + at, .slots = slots, .first_slot = shape->old[item]};
         for (uint32_t slot = 0; slot < slots; slot++)
             *reference_position(&image, cache->table[at + slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS) = (int32_t)slot;
         at += (slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;

@@ -75,7 +75,7 @@ static void check_append(struct parity *parity, uint32_t items_count, uint32_t r
     for (uint32_t i = 0; i < items_count; i++)
         items[i] = (struct kv_item){.first_row = i * rows, .rows = rows, .position = old};
     for (uint32_t i = 0; i < views_count; i++)
-        views[i] = (struct kv_head_view){pages.table + i * each, old + rows, old, NULL};
+        views[i] = (struct kv_head_view){.pages = pages.table + i * each, .slots = old + rows, .first_slot = old};
     struct kv_batch batch = {.pool = &pages.pool, .items = items, .items_count = items_count, .views = views};
     struct rope_params rope = {dim, inverse_freq};
     float *qkv = upload_normal(parity, (size_t)items_count * rows * (heads + 2 * kv_heads) * dim);
@@ -124,6 +124,25 @@ static void case_pages(struct parity *parity) {
     parity->operations->clear_slots(parity->backend, &pages.pool, pages.table, 0, SLOTS);
     traffic_check_once(parity, "clear_places", "%d slots", SLOTS);
     pages_free(parity, &pages);
+}
+
+/* Tables of a prompt; then one number each of many heads. */
+static void case_tables(struct parity *parity) {
+    enum { HEADS = 64, PAGES = 128 };
+    static uint32_t from[PAGES];
+    struct kv_table_write writes[HEADS];
+    uint32_t *tables = parity_upload(parity, NULL, HEADS * PAGES * sizeof *tables);
+    for (uint32_t length = PAGES; length > 0; length = length == PAGES ? 1 : 0) {
+        for (uint32_t i = 0; i < HEADS; i++)
+            writes[i] = (struct kv_table_write){tables + i * PAGES, from, length};
+        traffic_begin(parity);
+        parity->operations->write_tables(parity->backend, writes, HEADS);
+        if (length == PAGES)
+            traffic_check(parity, "write_tables", HEADS * (16.0 + 2.0 * PAGES * sizeof *from), "%d tables", HEADS);
+        else
+            traffic_check_once(parity, "write_tables", "one number of %d tables", HEADS);
+    }
+    parity_release(parity, tables);
 }
 
 /* Sums and windows of a head of 4,096 slots, pruned to a quarter. */
@@ -184,6 +203,7 @@ const struct parity_case parity_traffic_core_cases[] = {
     {.name = "traffic vectors", .run = case_vectors},
     {.name = "traffic rope_and_append", .run = case_append},
     {.name = "traffic pages", .run = case_pages},
+    {.name = "traffic write_tables", .run = case_tables},
     {.name = "traffic move_statistics", .run = case_columns},
     {.name = "traffic sample", .run = case_sample},
     {.name = NULL},

@@ -415,6 +415,31 @@ void twin_publish(struct twin *twin) {
     REQUIRE(kv_cache_pages_free(twin->real->cache) == available);
 }
 
+bool twin_send_tables(struct twin *const *twins, uint32_t count) {
+    bool complete = true;
+    for (uint32_t i = 0; i < count; i++)
+        kv_sequence_gather_tables(twins[i]->real);
+    for (uint32_t i = 0; i < count; i++)
+        kv_cache_send_tables(twins[i]->real->cache);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t h = 0; h < MODEL_HEADS; h++) {
+            struct kv_head_view view = kv_sequence_view(twins[i]->real, h / MODEL_KV_HEADS, h % MODEL_KV_HEADS);
+            complete &= view.device_pages != NULL || twins[i]->saved != NULL;
+        }
+    return complete;
+}
+
+/* The device's copy of a table is its head's, where the view names one. */
+static void compare_table(struct backend *backend, const struct kv_head_view *view, uint32_t pages) {
+    if (view->device_pages == NULL || pages == 0)
+        return;
+    uint32_t *copy = malloc(pages * sizeof *copy);
+    backend->operations->download(backend, copy, view->device_pages, pages * sizeof *copy);
+    for (uint32_t page = 0; page < pages; page++)
+        REQUIRE(copy[page] == view->pages[page]);
+    free(copy);
+}
+
 static void compare_page_slot(
     float *page, const struct kv_layout *layout, const struct model_head *head, uint32_t h, uint32_t at) {
     uint32_t place = at % KV_PAGE_SLOTS;
@@ -459,6 +484,7 @@ void twin_compare_head(const struct twin *twin, uint32_t h) {
         return;
 
     uint32_t end = (head->count + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
+    compare_table(twin->real->cache->pages.backend, &views[kv_head], end / KV_PAGE_SLOTS);
     const struct kv_pool *pool = kv_cache_pool(twin->real->cache);
     for (uint32_t first = 0; first < end; first += KV_PAGE_SLOTS) {
         float *page = plain_page(twin->real->cache->pages.backend, pool, views[kv_head].pages[first / KV_PAGE_SLOTS]);

@@ -82,7 +82,12 @@ uint32_t kv_model_longest_noted(
 /* As twin_adopt, with such a note; requires that it is about these tokens. */
 uint32_t twin_adopt_noted(struct twin *twin, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t kind);
 
-/* Compares one head, or all of them, with the real side: slots, positions, order, keys, values. */
+/* Brings the device's copies of the tables of twins [count] (distinct, of one cache) up to date. False when one that is
+ * not saved has none then. */
+bool twin_send_tables(struct twin *const *twins, uint32_t count);
+
+/* Compares one head, or all of them, with the real side: slots, positions, order, keys, values; and the page table with
+ * the device's copy, where the view names one. */
 void twin_compare_head(const struct twin *twin, uint32_t head);
 void twin_compare(const struct twin *twin);
 

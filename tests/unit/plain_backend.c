@@ -130,6 +130,19 @@ static void plain_poison_pages(
     }
 }
 
+static void plain_write_tables(struct backend *backend, const struct kv_table_write *writes, uint32_t count) {
+    struct plain_backend *plain = (struct plain_backend *)backend;
+    bool passes = behind(backend) != NULL && behind(backend)->operations->write_tables != NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!passes)
+            memcpy(writes[i].to, writes[i].from, writes[i].count * sizeof *writes[i].to);
+        plain->table_numbers += writes[i].count;
+    }
+    if (passes)
+        behind(backend)->operations->write_tables(behind(backend), writes, count);
+    plain->table_calls++;
+}
+
 static bool page_is_poisoned(float *page, const struct kv_layout *layout) {
     for (uint32_t place = 0; place < KV_PAGE_SLOTS; place++) {
         for (uint32_t c = 0; c < layout->head_dim; c++)
@@ -158,6 +171,7 @@ void plain_backend_open(struct plain_backend *plain) {
         .copy_pages = plain_copy_pages,
         .move_slots = plain_move_slots,
         .clear_slots = plain_clear_slots,
+        .write_tables = plain_write_tables,
         .poison_pages = plain_poison_pages,
     };
     *plain = (struct plain_backend){.backend.operations = &operations};

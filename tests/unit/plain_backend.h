@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A backend in plain memory that can do just what the KV cache asks of it: allocate, upload, download, copy, move,
- * clear and poison, for KV_F32. Every other operation is absent (NULL). It counts what it is asked for, and can pass it
- * all on to another backend.
+ * clear and poison, for KV_F32, and write copies of page tables. Every other operation is absent (NULL). It counts what
+ * it is asked for, and can pass it all on to another backend.
  */
 #ifndef TESTS_PLAIN_BACKEND_H
 #define TESTS_PLAIN_BACKEND_H
@@ -14,6 +14,7 @@ struct plain_backend {
     struct backend *behind; /* carries everything out; NULL: plain memory */
     uint64_t pages_copied;
     uint64_t slots_moved;
+    uint64_t table_numbers, table_calls; /* of write_tables */
     bool fail_allocate;
 };
 

@@ -532,6 +532,63 @@ static void test_sharing_off(void **state) {
     kv_cache_free(cache);
 }
 
+/* Numbers that the device's copies of a twin's tables lacked. */
+static uint64_t numbers_sent(struct plain_backend *plain, struct twin *twin) {
+    uint64_t before = plain->table_numbers;
+    assert_true(twin_send_tables(&twin, 1));
+    twin_compare(twin);
+    return plain->table_numbers - before;
+}
+
+static void test_tables_are_sent_by_differences(void **state) {
+    (void)state;
+    struct plain_backend plain;
+    struct kv_cache *cache = kv_model_cache(&plain, 4 * 60, false);
+    int32_t *tokens = make_tokens(600, 1);
+    struct twin *twin = computed(cache, tokens, 24);
+    assert_null(kv_sequence_view(twin->real, 0, 0).device_pages);
+    assert_int_equal(numbers_sent(&plain, twin), 4 * 2);
+    assert_int_equal(plain.table_calls, 1);
+    assert_int_equal(twin_append(twin, tokens, 8), 0); /* into pages that are there */
+    assert_int_equal(numbers_sent(&plain, twin), 0);
+    assert_int_equal(plain.table_calls, 1);
+    assert_int_equal(twin_append(twin, tokens, 1), 0);
+    assert_null(kv_sequence_view(twin->real, 0, 0).device_pages); /* is behind */
+    assert_int_equal(numbers_sent(&plain, twin), 4);
+
+    struct twin *fork = twin_fork(twin);
+    assert_int_equal(numbers_sent(&plain, fork), 4 * 3); /* copies of its own */
+    assert_int_equal(twin_append(fork, tokens, 1), 0);   /* the last page is copied */
+    assert_int_equal(numbers_sent(&plain, fork), 4);
+    assert_int_equal(numbers_sent(&plain, twin), 0);
+    assert_int_equal(twin_evict(fork, 2, 5), 0); /* one head's first page is */
+    assert_int_equal(numbers_sent(&plain, fork), 1);
+
+    uint32_t slots[] = {0, 1, 20};
+    assert_int_equal(twin_keep(fork, 2, slots, 3), 0); /* fits the page that it owns */
+    assert_int_equal(numbers_sent(&plain, fork), 0);
+    assert_int_equal(twin_append(fork, tokens, 30), 0);
+    assert_int_equal(numbers_sent(&plain, fork), 3 * 1 + 2);
+
+    twin_save(fork);
+    assert_int_equal(numbers_sent(&plain, fork), 0);
+    assert_int_equal(twin_restore(fork), 0);
+    assert_int_equal(numbers_sent(&plain, fork), 3 * 4 + 3);
+    assert_int_equal(twin_append(twin, tokens, 500), 0); /* more than there was room for: all anew */
+    assert_int_equal(numbers_sent(&plain, twin), 4 * 34);
+
+    plain.fail_allocate = true;
+    assert_int_equal(twin_append(fork, tokens, 300), 0);
+    assert_false(twin_send_tables(&fork, 1));
+    assert_null(kv_sequence_view(fork->real, 1, 1).device_pages);
+    plain.fail_allocate = false;
+    assert_int_equal(numbers_sent(&plain, fork), 3 * 23 + 21);
+    twin_free(twin);
+    twin_free(fork);
+    free(tokens);
+    kv_cache_free(cache);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_page_bytes),
@@ -553,6 +610,7 @@ int main(void) {
         cmocka_unit_test(test_pruning_a_full_pool),
         cmocka_unit_test(test_equal_hashes),
         cmocka_unit_test(test_sharing_off),
+        cmocka_unit_test(test_tables_are_sent_by_differences),
     };
     return cmocka_run_group_tests_name("kv_cache", tests, NULL, NULL);
 }

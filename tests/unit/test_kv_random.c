@@ -27,7 +27,7 @@ struct run {
     int32_t documents[DOCUMENTS][DOCUMENT_TOKENS];
     /* What happened, so that a run that tests nothing fails: */
     uint32_t out_of_pages, out_of_memory, adopted, reused, preempted, keeps_refused, taken_back;
-    uint32_t prunes, prunes_refused, swapped, charged, notes, noted, cleared;
+    uint32_t prunes, prunes_refused, swapped, charged, notes, noted, cleared, tables_sent, tables_missing;
 };
 
 static uint32_t draw(struct run *run, uint32_t below) {
@@ -306,6 +306,22 @@ static void step_publish(struct run *run) {
     twin_leave_note(twin, draw(run, NOTE_KINDS), draw(run, 1500));
 }
 
+/* As before a forward: of some twins next to each other. Without memory for it views do not name a copy. */
+static void send_tables(struct run *run) {
+    uint32_t first = draw(run, run->twins_count), count = 1 + draw(run, run->twins_count - first);
+    bool fails = draw(run, 8) == 0;
+    run->plain.fail_allocate = fails;
+    arm(run);
+    bool complete = twin_send_tables(run->twins + first, count);
+    bool injected = failing_malloc_disarm();
+    run->plain.fail_allocate = false;
+    REQUIRE(complete || fails || injected);
+    for (uint32_t i = 0; i < count; i++)
+        twin_compare_head(run->twins[first + i], draw(run, MODEL_HEADS));
+    run->tables_sent += complete;
+    run->tables_missing += !complete;
+}
+
 static void step(struct run *run) {
     uint32_t choice = draw(run, 100);
     bool had_notes = kv_model_notes != NULL;
@@ -365,6 +381,8 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
         snprintf(kv_model_place, sizeof kv_model_place, "seed %llu, step %u", (unsigned long long)seed, i);
         uint32_t used = sharing ? run.cache->pages.index->used : 0;
         step(&run);
+        if (run.twins_count > 0 && draw(&run, 3) == 0)
+            send_tables(&run);
         run.taken_back += sharing && run.cache->pages.index->used < used;
         if (i % check_every == 0)
             kv_model_check(run.cache, run.twins, run.twins_count);
@@ -385,6 +403,7 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
     REQUIRE(run.out_of_pages > 100 && run.reused > 100 && run.preempted > 100);
     REQUIRE(run.out_of_memory > 20 || !chosen_backend_is_cpu());
     REQUIRE(run.plain.pages_copied > 100 && run.prunes > 200 && run.swapped > 100 && run.charged > 100);
+    REQUIRE(run.tables_sent > 1000 && run.tables_missing > 0 && run.plain.table_numbers > 1000);
     REQUIRE(!sharing || (run.adopted > 1000 && run.taken_back > 50 && run.keeps_refused > 0));
     REQUIRE(!sharing || (run.notes > 100 && run.noted > 300 && run.cleared > 30));
     if (sharing)
