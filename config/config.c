@@ -15,7 +15,10 @@
 static const char environment_prefix[] = "DISTILLCACHE_";
 static const char environment_tests[] = "DISTILLCACHE_TEST_";       /* the tests' own */
 static const char environment_emulator[] = "DISTILLCACHE_EMULATOR"; /* tests/emulator, and names that begin so */
-static const char environment_policies[] = "DISTILLCACHE_POLICIES"; /* read by policy/network_shipped.c */
+static const char *const environment_others[] = {
+    "DISTILLCACHE_POLICIES",    /* read by policy/network_shipped.c */
+    "DISTILLCACHE_CUDA_GRAPHS", /* cuda/step.c */
+};
 
 /* One value of the command line. */
 struct assignment {
@@ -240,10 +243,12 @@ static int report_unknown_variable(const char *variable, size_t name_length, str
 
 /* The variable is another part's. */
 static bool is_ignored(const char *variable, size_t name_length) {
+    for (size_t i = 0; i < sizeof environment_others / sizeof environment_others[0]; i++)
+        if (name_length == strlen(environment_others[i]) && strncmp(variable, environment_others[i], name_length) == 0)
+            return true;
     return strncmp(variable, environment_prefix, strlen(environment_prefix)) != 0 ||
            strncmp(variable, environment_tests, strlen(environment_tests)) == 0 ||
-           strncmp(variable, environment_emulator, strlen(environment_emulator)) == 0 ||
-           (name_length == strlen(environment_policies) && strncmp(variable, environment_policies, name_length) == 0);
+           strncmp(variable, environment_emulator, strlen(environment_emulator)) == 0;
 }
 
 static int apply_environment(char *const *environment, struct config *config, struct error *error) {

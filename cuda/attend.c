@@ -5,6 +5,7 @@
 #include "cuda/attend.h"
 #include "cuda/attend_state.h"
 #include "cuda/statistics.h"
+#include "cuda/step.h"
 
 #include <stdlib.h>
 
@@ -16,26 +17,6 @@ enum {
 /* Scratch memory that a group of ranges may take, unless one range takes more. */
 static const size_t GROUP_BYTES = (size_t)256 << 20;
 
-/* Consecutive ranges and tiles that share scratch memory, one launch each. */
-struct attend_group {
-    uint32_t first_range, ranges;
-    uint32_t first_tile, tiles;
-    uint32_t rows, tokens_most;
-    bool alone;
-};
-
-/* What is done of a batch: groups of the split path, with tiles; then tiles of the whole path, and its groups. */
-struct attend_plan {
-    const struct kv_batch *batch;
-    uint32_t group; /* query heads of a KV head */
-    uint32_t warps; /* tiles of a block of the whole path; 0: it is not for this layout */
-    struct attend_tile *list;
-    uint32_t count;
-    struct attend_group *groups;
-    uint32_t split_groups, whole_groups;
-    uint32_t first_whole_tile, whole_tiles;
-};
-
 void cuda_attend_free(struct cuda_backend *cuda) {
     struct attend_state *state = cuda->attend;
     if (state == NULL)
@@ -44,8 +25,8 @@ void cuda_attend_free(struct cuda_backend *cuda) {
         &state->noisy_pieces, &state->entropy_pieces, &state->preferences};
     for (size_t i = 0; i < sizeof scratches / sizeof scratches[0]; i++)
         cuda_scratch_free(scratches[i]);
-    free(state->list);
-    free(state->groups);
+    free(state->plan.list);
+    free(state->plan.groups);
     free(state);
     cuda->attend = NULL;
 }
@@ -76,8 +57,8 @@ static void plan_add(struct attend_plan *plan, struct attend_tile of, uint32_t s
 
 /* Adds the items of one path. */
 static void plan_add_items(struct attend_plan *plan, bool whole, uint32_t step, bool last_first) {
-    for (uint32_t i = 0; i < plan->batch->items_count; i++) {
-        const struct kv_item *item = &plan->batch->items[i];
+    for (uint32_t i = 0; i < plan->items_count; i++) {
+        const struct kv_item *item = &plan->items[i];
         if (item_is_whole(plan, item) == whole)
             plan_add(plan, (struct attend_tile){i, 0, item->rows, 0}, step, last_first);
     }
@@ -120,17 +101,15 @@ static void plan_tiles(struct attend_plan *plan, struct attend_group *group) {
 }
 
 /* Every row has at most a range and a tile of its own. */
-static bool plan_reserve(
-    struct cuda_backend *cuda, struct attend_state *state, struct attend_plan *plan, uint32_t rows) {
+static bool plan_reserve(struct cuda_backend *cuda, struct attend_state *state, uint32_t rows) {
+    struct attend_plan *plan = &state->plan;
     if (rows > state->rows_capacity) {
-        free(state->list);
-        free(state->groups);
-        state->list = malloc(2 * (size_t)rows * sizeof *state->list);
-        state->groups = malloc(rows * sizeof *state->groups);
-        state->rows_capacity = state->list == NULL || state->groups == NULL ? 0 : rows;
+        free(plan->list);
+        free(plan->groups);
+        plan->list = malloc(2 * (size_t)rows * sizeof *plan->list);
+        plan->groups = malloc(rows * sizeof *plan->groups);
+        state->rows_capacity = plan->list == NULL || plan->groups == NULL ? 0 : rows;
     }
-    plan->list = state->list;
-    plan->groups = state->groups;
     return rows <= state->rows_capacity || cuda_check(cuda, cudaErrorMemoryAllocation, "attend");
 }
 
@@ -192,6 +171,42 @@ static bool scratch_reserve(
     return true;
 }
 
+static uint32_t splits_of(const struct cuda_batch *batch) {
+    return (batch->slots_most + ATTEND_SPLIT - 1) / ATTEND_SPLIT;
+}
+
+static struct attend_work begin_work(const struct cuda_batch *batch, uint32_t heads) {
+    uint32_t splits = splits_of(batch);
+    return (struct attend_work){
+        .batch = *batch,
+        .heads = heads,
+        .splits = splits,
+        .pieces = splits * (ATTEND_SPLIT / STATISTICS_PIECE),
+    };
+}
+
+const struct attend_plan *attend_plan_get(
+    struct cuda_backend *cuda, const struct cuda_batch *bounds, const struct kv_item *items, uint32_t heads) {
+    struct attend_state *state = attend_state_get(cuda);
+    const struct kv_layout *layout = &bounds->pool.layout;
+    if (state == NULL || !plan_reserve(cuda, state, bounds->rows_count))
+        return NULL;
+    const struct attend_work work = begin_work(bounds, heads);
+    struct attend_plan *plan = &state->plan;
+    *plan = (struct attend_plan){
+        .items = items,
+        .items_count = bounds->items_count,
+        .group = heads / layout->kv_heads,
+        .warps = attend_has_tensor_cores(layout)
+                     ? attend_whole_tiles(layout, bounds->slots_most, cuda->shared_bytes_max)
+                     : 0,
+        .list = plan->list,
+        .groups = plan->groups,
+    };
+    plan_fill(plan, split_row_bytes(&work), piece_row_bytes(&work));
+    return plan;
+}
+
 /* ---- launches ---- */
 
 static void run_statistics(struct cuda_backend *cuda, const struct attend_work *work, const struct attend_tile *list,
@@ -232,26 +247,30 @@ static void run_plan(struct cuda_backend *cuda, struct attend_state *state, cons
     cuda_check_launch(cuda, "attend");
 }
 
+/* The plan's list on the device. NULL when there was an error. */
+static const struct attend_tile *stage_list(struct cuda_backend *cuda, const struct attend_plan *plan) {
+    struct cuda_stage stage;
+    if (!cuda_stage_begin(cuda, cuda_stage_size(plan->count * sizeof *plan->list), &stage))
+        return NULL;
+    const struct attend_tile *list = cuda_stage_copy(&stage, plan->list, plan->count * sizeof *plan->list);
+    return cuda_stage_send(cuda, &stage) ? list : NULL;
+}
+
 void cuda_attend(struct backend *backend, const struct kv_batch *batch, uint32_t heads, const float *qkv, float *out) {
     struct cuda_backend *cuda = cuda_backend(backend);
     struct attend_state *state = attend_state_get(cuda);
-    const struct kv_layout *layout = &batch->pool->layout;
-    struct attend_work work = {.heads = heads, .qkv = qkv, .out = out};
-    struct attend_plan plan = {.batch = batch, .group = heads / layout->kv_heads};
-    struct cuda_stage stage;
-    if (state == NULL || !cuda_batch_stage(cuda, batch, &work.batch) ||
-        !plan_reserve(cuda, state, &plan, work.batch.rows_count))
+    struct cuda_batch staged;
+    if (state == NULL || !cuda_batch_stage(cuda, batch, &staged))
         return;
-    work.splits = (work.batch.slots_most + ATTEND_SPLIT - 1) / ATTEND_SPLIT;
-    work.pieces = work.splits * (ATTEND_SPLIT / STATISTICS_PIECE);
-    if (attend_has_tensor_cores(layout))
-        plan.warps = attend_whole_tiles(layout, work.batch.slots_most, cuda->shared_bytes_max);
-    plan_fill(&plan, split_row_bytes(&work), piece_row_bytes(&work));
-    work.totals =
-        cuda_scratch_reserve(cuda, &state->totals, (size_t)work.batch.rows_count * heads * sizeof *work.totals);
-    if (work.totals == NULL || !cuda_stage_begin(cuda, cuda_stage_size(plan.count * sizeof *plan.list), &stage))
-        return;
-    const struct attend_tile *list = cuda_stage_copy(&stage, plan.list, plan.count * sizeof *plan.list);
-    cuda_stage_send(cuda, &stage);
-    run_plan(cuda, state, &plan, list, &work);
+    const struct attend_tile *list = cuda_step_tiles(cuda, batch);
+    if (list == NULL) {
+        const struct attend_plan *plan = attend_plan_get(cuda, &staged, batch->items, heads);
+        list = plan != NULL ? stage_list(cuda, plan) : NULL;
+    }
+    struct attend_work work = begin_work(&staged, heads);
+    work.qkv = qkv;
+    work.out = out;
+    work.totals = cuda_scratch_reserve(cuda, &state->totals, (size_t)staged.rows_count * heads * sizeof *work.totals);
+    if (list != NULL && work.totals != NULL)
+        run_plan(cuda, state, &state->plan, list, &work);
 }

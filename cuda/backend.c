@@ -44,6 +44,9 @@ void *cuda_scratch_reserve(struct cuda_backend *cuda, struct cuda_scratch *scrat
     if (bytes <= scratch->bytes && scratch->memory != NULL)
         return scratch->memory;
     size_t room = bytes < 2 * scratch->bytes ? 2 * scratch->bytes : bytes + (bytes == 0);
+    if (cuda_breaks_capture(cuda))
+        return NULL;
+    cuda->generation++;
     if (!cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "scratch memory")) /* kernels may use it */
         return NULL;
     cuda_scratch_free(scratch);

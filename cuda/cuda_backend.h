@@ -53,12 +53,16 @@ struct cuda_backend {
     uint32_t capability;      /* 10 * major + minor: 80, 89, 90 */
     bool pooled;              /* memory comes from the device's pool, in order with the stream (memory.c) */
     size_t shared_bytes_max;  /* dynamic shared memory that a block can opt in to */
+    uint64_t generation;      /* how often memory that operations keep from call to call was made or moved */
+    bool capturing;           /* launches go to a graph (step.c): nothing may be staged, allocated or waited for */
+    bool capture_broken;      /* something would have been */
     struct cuda_ring ring;
     bool busy;                          /* something was called since the stream was waited for */
     struct cuda_queue queue;            /* moves and marks of slots that wait */
     struct cuda_late late;              /* results that come with the next wait */
     struct cuda_scratch moved, results; /* pages.c, sample.c */
     struct rope_state *rope;            /* rope.c */
+    struct step_state *step;            /* step.c */
     void *linear; /* each family's own state, made when first needed; freed by its cuda_NAME_free */
     void *attend;
     void *score;
@@ -84,8 +88,15 @@ bool cuda_check_launch(struct cuda_backend *cuda, const char *what);
 /* Waits for the stream, and hands over late results (late.h). Ends the program when there was an error. */
 void cuda_wait(struct cuda_backend *cuda);
 
+/* True while a graph is captured, which is then given up: for what cannot be part of one. */
+static inline bool cuda_breaks_capture(struct cuda_backend *cuda) {
+    cuda->capture_broken |= cuda->capturing;
+    return cuda->capturing;
+}
+
 /* Makes scratch at least `bytes` large; its contents are lost when it grows (to at least twice its size; waits then).
- * Returns its memory, NULL when there is none (which is kept as an error). */
+ * Returns its memory, NULL when there is none (which is kept as an error) or when it would have to grow within a
+ * capture. */
 void *cuda_scratch_reserve(struct cuda_backend *cuda, struct cuda_scratch *scratch, size_t bytes);
 void cuda_scratch_free(struct cuda_scratch *scratch);
 
@@ -111,7 +122,8 @@ static inline size_t cuda_stage_size(size_t bytes) {
     return (bytes + CUDA_STAGE_ALIGNMENT - 1) / CUDA_STAGE_ALIGNMENT * CUDA_STAGE_ALIGNMENT;
 }
 
-/* Opens room for `bytes` (the sum of cuda_stage_size over the arrays, or more). False when there was an error. */
+/* Opens room for `bytes` (the sum of cuda_stage_size over the arrays, or more). False when there was an error, and
+ * within a capture. */
 bool cuda_stage_begin(struct cuda_backend *cuda, size_t bytes, struct cuda_stage *stage);
 
 /* Room for one array: where the host writes it until the stage is sent (it must not read it back: the memory may be
@@ -165,6 +177,11 @@ void cuda_summarise(struct backend *, const struct kv_pool *, const struct summa
 void cuda_window_preference(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,
     uint32_t heads, double *entropy, double *variance);
 void cuda_attend_free(struct cuda_backend *cuda); /* cuda->attend; may be NULL */
+
+/* step.c */
+bool cuda_step_begin(struct backend *, const struct kv_step *step, uint32_t *rows);
+bool cuda_step_end(struct backend *);
+void cuda_step_free(struct cuda_backend *cuda); /* cuda->step; may be NULL */
 
 /* score */
 int cuda_score(struct backend *, const struct kv_pool *, const struct score_layer *layers, uint32_t count,

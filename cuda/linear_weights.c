@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda/linear.h"
+#include "cuda/step.h"
 
 static const struct {
     enum tensor_type type;
@@ -165,12 +166,17 @@ void cuda_weight_free(struct backend *backend, struct backend_weight *weight) {
 void cuda_embed(
     struct backend *backend, const struct backend_weight *weight, const int32_t *tokens, uint32_t rows, float *out) {
     struct cuda_backend *cuda = cuda_backend(backend);
-    struct cuda_stage stage;
-    if (rows == 0 || !cuda_stage_begin(cuda, cuda_stage_size(rows * sizeof *tokens), &stage))
+    const int32_t *device_tokens = cuda_step_tokens(cuda, tokens);
+    if (rows == 0)
         return;
-    const int32_t *device_tokens = cuda_stage_copy(&stage, tokens, rows * sizeof *tokens);
-    if (!cuda_stage_send(cuda, &stage))
-        return;
+    if (device_tokens == NULL) {
+        struct cuda_stage stage;
+        if (!cuda_stage_begin(cuda, cuda_stage_size(rows * sizeof *tokens), &stage))
+            return;
+        device_tokens = cuda_stage_copy(&stage, tokens, rows * sizeof *tokens);
+        if (!cuda_stage_send(cuda, &stage))
+            return;
+    }
     launch_linear_embed(weight, device_tokens, rows, out, cuda->stream);
     cuda_check_launch(cuda, "embed");
 }

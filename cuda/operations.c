@@ -45,7 +45,9 @@ const struct backend_operations cuda_operations = {
     .rotate_slots = cuda_rotate_slots,
     .unrotate_slots = cuda_unrotate_slots,
 
-    /* tables.c */
+    /* step.c, tables.c */
+    .step_begin = cuda_step_begin,
+    .step_end = cuda_step_end,
     .write_tables = cuda_write_tables,
 
     /* pages.c */
@@ -61,6 +63,8 @@ const struct backend_operations cuda_operations = {
 };
 
 void (*const cuda_family_frees[])(struct cuda_backend *cuda) = {
+    cuda_step_free,
+
     cuda_rope_free,
 
     cuda_linear_free,

@@ -42,6 +42,7 @@ static bool state_begin(struct cuda_backend *cuda, struct rope_state *state, con
     if (!cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "rope"))
         return false;
     state_clear(state);
+    cuda->generation++;
     size_t bytes = rope->dim / 2 * sizeof(float);
     state->inverse_freq = malloc(bytes + 1);
     void *device = NULL;
@@ -67,24 +68,27 @@ static bool state_extend(struct cuda_backend *cuda, struct rope_state *state, ui
         return false;
     cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "rope"); /* kernels may read the old one */
     cudaFree((void *)state->turns.table);
+    cuda->generation++;
     state->turns.table = table;
     state->turns.count = room;
     launch_rope_turns(&state->turns, 0, room, cuda->stream);
     return cuda_check_launch(cuda, "rope");
 }
 
-/* Turns for these frequencies and positions up to position_most. False when there was an error. */
-static bool turns_get(
+bool rope_turns_get(
     struct cuda_backend *cuda, const struct rope_params *rope, uint32_t position_most, struct rope_turns *turns) {
     if (cuda->rope == NULL)
         cuda->rope = calloc(1, sizeof *cuda->rope);
     struct rope_state *state = cuda->rope;
     if (state == NULL)
         return cuda_check(cuda, cudaErrorMemoryAllocation, "rope");
-    if (!same_frequencies(state, rope) && !state_begin(cuda, state, rope))
+    bool changes = !same_frequencies(state, rope);
+    bool extends = changes || (position_most >= state->turns.count && state->turns.count < TURNS_MOST);
+    if ((changes || extends) && cuda_breaks_capture(cuda))
         return false;
-    if (position_most >= state->turns.count && state->turns.count < TURNS_MOST &&
-        !state_extend(cuda, state, position_most + 1))
+    if (changes && !state_begin(cuda, state, rope))
+        return false;
+    if (extends && !state_extend(cuda, state, position_most + 1))
         return false;
     *turns = state->turns;
     return true;
@@ -95,7 +99,7 @@ void cuda_rope_and_append(
     struct cuda_backend *cuda = cuda_backend(backend);
     struct cuda_batch staged;
     struct rope_turns turns;
-    if (!cuda_batch_stage(cuda, batch, &staged) || !turns_get(cuda, rope, staged.position_most, &turns))
+    if (!cuda_batch_stage(cuda, batch, &staged) || !rope_turns_get(cuda, rope, staged.position_most, &turns))
         return;
     launch_rope_append(&staged, &turns, heads, qkv, cuda->stream);
     cuda_check_launch(cuda, "rope_and_append");
@@ -119,7 +123,7 @@ void cuda_rotate_slots(struct backend *backend, const struct kv_pool *pool, cons
     for (uint32_t i = 0; i < count; i++)
         most = to[i] > most ? to[i] : most;
     size_t bytes = cuda_stage_size(count * sizeof(struct slot_address)) + cuda_stage_size(count * sizeof *to);
-    if (count == 0 || !turns_get(cuda, rope, most, &turns) || !cuda_stage_begin(cuda, bytes, &stage))
+    if (count == 0 || !rope_turns_get(cuda, rope, most, &turns) || !cuda_stage_begin(cuda, bytes, &stage))
         return;
     const struct slot_address *addresses = stage_addresses(&stage, pages, slots, count);
     const uint32_t *device_to = cuda_stage_copy(&stage, to, count * sizeof *to);
@@ -135,7 +139,7 @@ void cuda_unrotate_slots(struct backend *backend, const struct kv_pool *pool, co
     struct cuda_stage stage;
     struct rope_turns turns;
     size_t bytes = cuda_stage_size(count * sizeof(struct slot_address));
-    if (count == 0 || !turns_get(cuda, rope, 0, &turns) || !cuda_stage_begin(cuda, bytes, &stage))
+    if (count == 0 || !rope_turns_get(cuda, rope, 0, &turns) || !cuda_stage_begin(cuda, bytes, &stage))
         return;
     const struct slot_address *addresses = stage_addresses(&stage, pages, slots, count);
     if (!cuda_stage_send(cuda, &stage))

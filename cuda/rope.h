@@ -48,4 +48,13 @@ void launch_unrotate_slots(const struct kv_pool *pool, const struct rope_turns *
 }
 #endif
 
+#ifndef __cplusplus
+struct cuda_backend;
+
+/* rope.c: turns for these frequencies and positions up to position_most. False when there was an error, and within a
+ * capture when the table would have to change. */
+bool rope_turns_get(
+    struct cuda_backend *cuda, const struct rope_params *rope, uint32_t position_most, struct rope_turns *turns);
+#endif
+
 #endif

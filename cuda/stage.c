@@ -64,7 +64,7 @@ static bool take_room(struct cuda_backend *cuda, size_t bytes, size_t *offset) {
 bool cuda_stage_begin(struct cuda_backend *cuda, size_t bytes, struct cuda_stage *stage) {
     size_t offset;
     bytes = cuda_stage_size(bytes);
-    if (cuda->failed != cudaSuccess || !take_room(cuda, bytes, &offset))
+    if (cuda->failed != cudaSuccess || cuda_breaks_capture(cuda) || !take_room(cuda, bytes, &offset))
         return false;
     *stage = (struct cuda_stage){cuda->ring.host + offset, cuda->ring.device + offset, bytes, 0};
     return true;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/vector.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/step.h"
 
 void cuda_rms_norm(struct backend *backend, const float *x, const float *weight, float epsilon, uint32_t rows,
     uint32_t width, float *out) {
@@ -18,12 +19,17 @@ void cuda_silu_mul(struct backend *backend, const float *gate_up, uint32_t rows,
 void cuda_gather_rows(
     struct backend *backend, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out) {
     struct cuda_backend *cuda = cuda_backend(backend);
-    struct cuda_stage stage;
-    if (count == 0 || !cuda_stage_begin(cuda, count * sizeof *rows_wanted, &stage))
+    const uint32_t *wanted = cuda_step_wanted(cuda, rows_wanted);
+    if (count == 0)
         return;
-    const uint32_t *wanted = cuda_stage_copy(&stage, rows_wanted, count * sizeof *rows_wanted);
-    if (!cuda_stage_send(cuda, &stage))
-        return;
+    if (wanted == NULL) {
+        struct cuda_stage stage;
+        if (!cuda_stage_begin(cuda, count * sizeof *rows_wanted, &stage))
+            return;
+        wanted = cuda_stage_copy(&stage, rows_wanted, count * sizeof *rows_wanted);
+        if (!cuda_stage_send(cuda, &stage))
+            return;
+    }
     launch_gather_rows(x, wanted, count, width, out, cuda->stream);
     cuda_check_launch(cuda, "gather_rows");
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/views.h"
+#include "cuda/step.h"
 
 #include <string.h>
 
@@ -23,18 +24,18 @@ struct cuda_head_view cuda_view_stage(struct cuda_stage *stage, const struct kv_
     };
 }
 
-static void bound_batch(const struct kv_batch *batch, struct cuda_batch *out) {
-    uint32_t views = batch->items_count * batch->pool->layout.kv_heads;
-    for (uint32_t i = 0; i < batch->items_count; i++) {
-        const struct kv_item *item = &batch->items[i];
+void cuda_batch_bound(const struct kv_item *items, uint32_t items_count, const struct kv_head_view *views,
+    size_t views_count, const struct kv_statistics *statistics, struct cuda_batch *out) {
+    for (uint32_t i = 0; i < items_count; i++) {
+        const struct kv_item *item = &items[i];
         out->rows_count += item->rows;
         out->rows_most = item->rows > out->rows_most ? item->rows : out->rows_most;
         uint32_t position = item->position + item->rows - (item->rows > 0);
         out->position_most = position > out->position_most ? position : out->position_most;
     }
-    for (uint32_t i = 0; i < views; i++) {
-        out->slots_most = batch->views[i].slots > out->slots_most ? batch->views[i].slots : out->slots_most;
-        out->needs |= batch->statistics != NULL ? batch->statistics[i].needs : 0;
+    for (size_t i = 0; i < views_count; i++) {
+        out->slots_most = views[i].slots > out->slots_most ? views[i].slots : out->slots_most;
+        out->needs |= statistics != NULL ? statistics[i].needs : 0;
     }
 }
 
@@ -68,8 +69,11 @@ static void stage_views(struct cuda_stage *stage, const struct kv_batch *batch, 
 }
 
 bool cuda_batch_stage(struct cuda_backend *cuda, const struct kv_batch *batch, struct cuda_batch *out) {
+    if (cuda_step_batch(cuda, batch, out))
+        return true;
     *out = (struct cuda_batch){.pool = *batch->pool, .items_count = batch->items_count, .layer = batch->layer};
-    bound_batch(batch, out);
+    cuda_batch_bound(batch->items, batch->items_count, batch->views,
+        (size_t)batch->items_count * batch->pool->layout.kv_heads, batch->statistics, out);
     struct cuda_stage stage;
     if (out->rows_count == 0 || !cuda_stage_begin(cuda, batch_bytes(batch, out), &stage))
         return false;

@@ -52,9 +52,14 @@ struct cuda_batch {
 
 #include "cuda/cuda_backend.h"
 
-/* Stages items, rows, views with their pages, and statistics by one asynchronous copy, and fills *out. False when there
- * is nothing to do (no rows) or there was an error. */
+/* Fills *out: of a batch of the step under way by what lies on the device already (step.h), else by staging items,
+ * rows, views with their pages, and statistics in one asynchronous copy. False when there is nothing to do (no rows) or
+ * there was an error. */
 bool cuda_batch_stage(struct cuda_backend *cuda, const struct kv_batch *batch, struct cuda_batch *out);
+
+/* Sets the upper bounds of *out from items, views [views_count] and statistics (NULL: none). */
+void cuda_batch_bound(const struct kv_item *items, uint32_t items_count, const struct kv_head_view *views,
+    size_t views_count, const struct kv_statistics *statistics, struct cuda_batch *out);
 
 /* One view in a stage of the caller's: its bytes there, and its pages added, unless the device has them. */
 size_t cuda_view_bytes(const struct kv_head_view *view);

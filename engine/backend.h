@@ -196,6 +196,30 @@ struct kv_batch {
     const struct score_layer *scored;
 };
 
+/* A batch on its way through all layers, for backends that want to have all of it before they begin. Letters as above;
+ * L layers. The operations that follow get parts of it: embed `tokens`, the others batches of layer l with `items`,
+ * `views` from [l] on, and so on. Host memory, unchanged until the step has ended. */
+struct kv_step {
+    const void *owner; /* who calls: two owners' operations are not the same although their steps are alike */
+    const int32_t *tokens;
+    uint32_t rows;      /* of the batch */
+    uint32_t rows_room; /* that the owner's arrays have room for; at least rows */
+    const struct kv_pool *pool;
+    const struct kv_item *items; /* [items_count] */
+    uint32_t items_count;
+    const struct kv_head_view *views;       /* [L][items_count][K] */
+    const struct kv_statistics *statistics; /* the same; NULL: no item needs any */
+    const struct query_moments *moments;    /* [L][items_count]; NULL */
+    const struct score_layer *scored;       /* [L][items_count]; NULL */
+    const uint32_t *wanted; /* [wanted_count] rows that gather_rows will be asked for; NULL: all rows stay */
+    uint32_t wanted_count;
+    uint32_t heads; /* H */
+    const struct rope_params *rope;
+    /* Each item has one row, in order, and which operations follow, with which device memory, is the same in all such
+     * steps of the owner. Results of rows from `rows` on are nobody's. */
+    bool repeats;
+};
+
 /* A head at a prune: its slots and what is known of them. */
 struct score_head {
     struct kv_head_view view;
@@ -302,6 +326,14 @@ struct backend_operations {
     struct backend_weight *(*weight_create)(struct backend *, const struct tensor *, bool exact, struct error *);
     void (*weight_free)(struct backend *, struct backend_weight *);
     size_t (*weight_bytes)(const struct backend_weight *); /* what the kernels read of it per pass */
+
+    /* A step; both NULL: the backend needs none. step_begin takes all of a batch to the device, and says how many rows
+     * the operations that follow must be called with (*rows, from step->rows to step->rows_room). True: they must not
+     * be called, nor step_end: the backend has done again what it did in a step of the same shape. step_end false:
+     * nothing of it was computed; all of it, step_begin included, has to be called again. Between the two, operations
+     * with parts of the step only, none that allocates or waits. */
+    bool (*step_begin)(struct backend *, const struct kv_step *step, uint32_t *rows);
+    bool (*step_end)(struct backend *);
 
     /* out [R, D] = rows of weight by token id. */
     void (*embed)(struct backend *, const struct backend_weight *, const int32_t *tokens, uint32_t rows, float *out);

@@ -262,15 +262,19 @@ static void run_feed_forward(struct transformer *t, struct layer_weights *w, uin
     run_linear(t, PHASE_DOWN, &w->down, 1, t->activated, rows, true, t->x);
 }
 
+static void swap_streams(struct transformer *t) {
+    float *swap = t->x;
+    t->x = t->normed;
+    t->normed = swap;
+}
+
 /* After the last layer's attention only wanted rows matter: moves them to the front of x and attention. */
 static void drop_unwanted_rows(struct transformer *t, const struct transformer_batch *batch) {
     const struct backend_operations *o = operations(t);
     uint32_t heads_width = t->shape.heads * t->shape.head_dim;
     o->gather_rows(t->backend, t->attention, batch->wanted, batch->wanted_count, heads_width, t->qkv);
     o->gather_rows(t->backend, t->x, batch->wanted, batch->wanted_count, t->shape.width, t->normed);
-    float *swap = t->x;
-    t->x = t->normed;
-    t->normed = swap;
+    swap_streams(t);
 }
 
 static struct kv_batch layer_batch(const struct transformer *t, const struct transformer_batch *batch, uint32_t layer) {
@@ -286,12 +290,13 @@ static struct kv_batch layer_batch(const struct transformer *t, const struct tra
     };
 }
 
-void transformer_forward(struct transformer *t, const struct transformer_batch *batch) {
+/* rows: of the batch, or more, of which the last are nobody's. */
+static void compute(struct transformer *t, const struct transformer_batch *batch, uint32_t rows) {
     uint32_t layers = t->shape.layers;
+    bool drops = batch->wanted_count < batch->rows;
     double start = phase_start(t);
-    operations(t)->embed(t->backend, t->embedding, batch->tokens, batch->rows, t->x);
+    operations(t)->embed(t->backend, t->embedding, batch->tokens, rows, t->x);
     phase_end(t, PHASE_EMBED, start, 0);
-    uint32_t rows = batch->rows;
     for (uint32_t layer = 0; layer < layers; layer++) {
         struct layer_weights *w = &t->layers[layer];
         struct kv_batch kv = layer_batch(t, batch, layer);
@@ -299,9 +304,9 @@ void transformer_forward(struct transformer *t, const struct transformer_batch *
             batch->moments == NULL ? NULL : batch->moments + (size_t)layer * batch->items_count;
         run_attention(t, w, &kv, moments, rows);
         const float *attention = t->attention;
-        if (layer + 1 == layers && batch->wanted_count < rows) {
+        if (layer + 1 == layers && drops) {
             if (batch->wanted_count == 0)
-                break;
+                return;
             drop_unwanted_rows(t, batch);
             attention = t->qkv;
             rows = batch->wanted_count;
@@ -309,9 +314,61 @@ void transformer_forward(struct transformer *t, const struct transformer_batch *
         run_linear(t, PHASE_ATTN_OUTPUT, &w->attn_output, 1, attention, rows, true, t->x);
         run_feed_forward(t, w, rows);
     }
-    if (batch->wanted_count > 0)
-        run_norm(t, t->x, t->output_norm, rows, t->hidden);
+    run_norm(t, t->x, t->output_norm, rows, t->hidden);
+    if (drops) /* back to where it is expected: a step may be done again with the same addresses */
+        swap_streams(t);
+}
+
+/* Whether other batches of as many items call the same operations. */
+static bool repeats(const struct transformer *t, const struct transformer_batch *batch) {
+    if (t->profiling || batch->wanted_count != batch->rows || batch->items_count != batch->rows)
+        return false;
+    for (uint32_t i = 0; i < batch->items_count; i++)
+        if (batch->items[i].first_row != i || batch->items[i].rows != 1)
+            return false;
+    return true;
+}
+
+void transformer_forward(struct transformer *t, const struct transformer_batch *batch) {
+    const struct rope_params rope = transformer_rope(t);
+    const struct kv_step step = {
+        .owner = t,
+        .tokens = batch->tokens,
+        .rows = batch->rows,
+        .rows_room = t->rows_max,
+        .pool = batch->pool,
+        .items = batch->items,
+        .items_count = batch->items_count,
+        .views = batch->views,
+        .statistics = batch->statistics,
+        .moments = batch->moments,
+        .scored = batch->scored,
+        .wanted = batch->wanted_count < batch->rows ? batch->wanted : NULL,
+        .wanted_count = batch->wanted_count,
+        .heads = t->shape.heads,
+        .rope = &rope,
+        .repeats = repeats(t, batch),
+    };
+    uint32_t rows = batch->rows;
+    bool steps = operations(t)->step_begin != NULL, done;
+    do {
+        done = steps && operations(t)->step_begin(t->backend, &step, &rows);
+        if (!done)
+            compute(t, batch, rows);
+    } while (!done && steps && !operations(t)->step_end(t->backend));
     t->profile.steps++;
+}
+
+/* Device rows [count, width] of hidden rows: where they are, if they lie in order. */
+static const float *collect_hidden(struct transformer *t, const uint32_t *hidden_rows, uint32_t count) {
+    enum { ALIGNMENT = 4 }; /* floats */
+    bool in_order = (size_t)hidden_rows[0] * t->shape.width % ALIGNMENT == 0;
+    for (uint32_t i = 1; i < count; i++)
+        in_order &= hidden_rows[i] == hidden_rows[0] + i;
+    if (in_order)
+        return t->hidden + (size_t)hidden_rows[0] * t->shape.width;
+    operations(t)->gather_rows(t->backend, t->hidden, hidden_rows, count, t->shape.width, t->gathered);
+    return t->gathered;
 }
 
 const float *transformer_logits(
@@ -323,8 +380,8 @@ const float *transformer_logits(
         error_set(error, ERROR_MEMORY, "no memory for logits");
         return NULL;
     }
-    o->gather_rows(t->backend, t->hidden, hidden_rows, count, t->shape.width, t->gathered);
-    run_linear(t, PHASE_LOGITS, &t->output, 1, t->gathered, count, false, t->logits[which]);
+    const float *hidden = collect_hidden(t, hidden_rows, count);
+    run_linear(t, PHASE_LOGITS, &t->output, 1, hidden, count, false, t->logits[which]);
     return t->logits[which];
 }
 

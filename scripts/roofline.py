@@ -12,6 +12,7 @@ with chain the memory accesses that wait for one another before the block stream
     rate = min(MEMORY_SHARE * bandwidth, blocks on the device * bytes that a block has under way / LATENCY)
 LATENCY is that of memory, or of the second-level cache for kernels that read what the kernel before them wrote.
 Blocks on the device are those of the grid, as many as registers, shared memory and threads of a multiprocessor allow.
+Between kernels of a graph GRAPH_GAP takes the place of GAP; the graph itself is started once a step.
 """
 import argparse
 import json
@@ -25,13 +26,16 @@ MEMORY_SHARE = 0.92  # of the bandwidth that long reads reach
 LATENCY = 0.6e-6  # seconds from a load to its value, memory busy
 CACHE_LATENCY = 0.25e-6  # the same from the second-level cache
 GAP = 1.0e-6  # seconds between two kernels of a stream
+GRAPH_GAP = 0.3e-6  # the same within a graph
+GRAPH_START = 2.5e-6  # seconds of a stream until a graph's first kernel
 COPY = 2.5e-6  # seconds of a stream for a small copy from pinned memory
 LINK_SHARE = 0.8  # of the link that such copies reach
 
 PAGE_SLOTS, SPLIT, GROUP_BYTES = 16, 256, 256 << 20  # engine/backend.h, cuda/attend.c
 # Bytes of what is staged: struct kv_item and cuda_row, cuda_head_view, kv_statistics, cuda_score_unit, array_move,
-# page_places, attend_tile, sample_row and sample_result.
-ITEM, VIEW, STATISTICS, UNIT, MOVE, PLACES, TILE, SAMPLE = 28, 24, 128, 336, 64, 8, 16, 48 + 176
+# page_places, attend_tile, table_range and a page number, sample_row and sample_result.
+ITEM, ROW, VIEW, STATISTICS, UNIT, MOVE, PLACES, TILE = 20, 8, 24, 128, 336, 64, 8, 16
+RANGE, SAMPLE = 16 + 4, 64 + 176
 SEGMENT = 1 << 20  # of the staging ring
 CONTEXTS, BATCHES, KEPT = (4096, 32768), (1, 8, 32), (1.0, 0.25)
 
@@ -136,12 +140,12 @@ KERNELS = {
     "statistics": Kernel(128, 960, 1536, 6, r"statistics_sweep_kernelIL12sweep_source0ELb0E", 60,
                          "4 bytes a thread at a time, the heads of a group one after the other", True),
     "silu_mul": Kernel(256, 0, 8192, 1, r"silu_vectors", 26, "32 bytes a thread", True),
-    "gather rows": Kernel(256, 0, 4096, 2, r"gather_vectors", 18, "", True),
     "sample": Kernel(1024, 33 << 10, 16384, 3, r"6samplePKf", 63, "one block a row", True),
     "score, worst": Kernel(256, 700, 8192, 5, r"score_chain_worst", None,
                            "one block a head, sum and position of 4 slots a thread at a time"),
     "clear slots": Kernel(256, 0, 2048, 2, r"clear_places", 12),
     "move statistics": Kernel(256, 0, 2048, 3, r"move_arrays", 36),
+    "write tables": Kernel(128, 0, 2048, 3, r"write_tables", 12),
 }
 
 
@@ -165,6 +169,7 @@ class Operation:
     launches: list = field(default_factory=list)
     copies: int = 0  # between host and device, and fills
     copied: float = 0.0  # bytes of them
+    graph: bool = False  # launched as part of the step's graph
 
     @property
     def bytes(self):
@@ -213,23 +218,28 @@ def linear(model, weights, name, out, columns, rows, count, add):
     return Operation(name, 2 * rows * out * columns * count, unit, launches)
 
 
-def staged_batch(model, slots, rows, statistics):
-    """Bytes that cuda_batch_stage copies: items, rows, views with their page tables, statistics (cuda/views.c)."""
-    views = rows * model.kv_heads
-    return rows * ITEM + views * (VIEW + 4 * ceil(slots, PAGE_SLOTS) + (STATISTICS if statistics else 0))
+def sent(model, rows, statistics):
+    """What cuda_step_begin copies (cuda/step.c), and the pages that begin: of one sequence in sixteen each step, at least
+    of one. They are marked as unused, and their numbers go to the page tables."""
+    views = rows * model.kv_heads * model.layers
+    step = rows * (4 + ITEM + ROW + 2 * TILE) + views * (VIEW + (STATISTICS if statistics else 0))
+    pages = ceil(rows, PAGE_SLOTS) * model.kv_heads * model.layers
+    return [Operation("step", 0, "fp32", [], 1, step),
+            Operation("new pages", 0, "fp32", [Launch("clear slots", 1, ceil(4 * pages, 256), pages * (PLACES + 64)),
+                                               Launch("write tables", 1, ceil(pages, 16), pages * (RANGE + 4))],
+                      2, pages * (PLACES + RANGE))]
 
 
 def attention(model, slots, rows, statistics):
     """rope_and_append, attend with h2o's statistics or none."""
     m, heads, dim, layers = model, model.heads, model.head_dim, model.layers
     views, splits = rows * m.kv_heads, ceil(slots, SPLIT)
-    staged = staged_batch(m, slots, rows, statistics)
     scratch = heads * splits * (16 + 4 * (dim + (SPLIT if statistics else 0)))
     groups = ceil(rows, max(1, GROUP_BYTES // scratch))
     # A key's channels lie in as many sectors of 32 bytes.
     rope = Operation("rope_and_append", 6 * rows * (heads + m.kv_heads) * dim // 2 * layers, "fp32",
                      [Launch("rope, append", layers, rows * 9, rows * (2 * heads + 2 * m.kv_heads) * dim * 4 +
-                             views * (dim * 32 + dim * 2 + 4))], layers, layers * staged)
+                             views * (dim * 32 + dim * 2 + 4))])
     partial = rows * heads * splits * (16 + 4 * dim)
     kept = rows * heads * slots * 4 if statistics else 0
     cache = views * slots * (2 * dim * 2 + 4)
@@ -240,8 +250,7 @@ def attention(model, slots, rows, statistics):
                    (cache + rows * heads * dim * 4 + partial + kept) / groups, executed / groups, "half")
     merge = Launch("attend, merge", layers * groups, ceil(rows, groups) * heads,
                    (partial + rows * heads * (4 * dim + 16)) / groups)
-    attend = Operation("attend", useful * layers, "half", [split, merge], 2 * layers,
-                       layers * (staged + 2 * rows * TILE))
+    attend = Operation("attend", useful * layers, "half", [split, merge])
     if not statistics:
         return [rope, attend]
     # Logits, positions, and plane 0 of the sums, read and written.
@@ -254,7 +263,7 @@ def eviction(model, slots, rows):
     """h2o's prune of a step, one slot of each head: found on the device, told to the host with the tokens."""
     heads = rows * model.layers * model.kv_heads
     score = Operation("score", 0, "fp32", [Launch("score, worst", 1, heads, heads * slots * 8)],
-                      2, heads * (UNIT + 4 * ceil(slots, PAGE_SLOTS) + 4))
+                      2, heads * (UNIT + 4))
     # Of all sequences together, as far as the staging ring goes.
     moves = ceil(heads * MOVE, SEGMENT)
     compact = Operation("compact", 0, "fp32", [
@@ -267,8 +276,7 @@ def step(model, weights, context, kept, batch):
     """Operations of one decode step of `batch` sequences, each with `context` tokens seen. kept 1: no policy; less: h2o."""
     m, slots, statistics = model, int(context * kept), kept < 1
     qkv = (m.heads + 2 * m.kv_heads) * m.head_dim
-    out = [Operation("embed", 0, "fp32", [Launch("embed", 1, batch, batch * m.width * (WEIGHT_BITS[weights] / 8 + 4))], 1,
-                     4 * batch),
+    out = [Operation("embed", 0, "fp32", [Launch("embed", 1, batch, batch * m.width * (WEIGHT_BITS[weights] / 8 + 4))]),
            Operation("rms_norm", 3 * batch * m.width * (2 * m.layers + 1), "fp32", [norm(m, batch, 2 * m.layers + 1)]),
            linear(m, weights, "qkv", qkv, m.width, batch, m.layers, False)]
     out += attention(m, slots, batch, statistics)
@@ -276,10 +284,11 @@ def step(model, weights, context, kept, batch):
             linear(m, weights, "gate_up", 2 * m.ff, m.width, batch, m.layers, False),
             Operation("silu_mul", 5 * batch * m.ff * m.layers, "fp32",
                       [Launch("silu_mul", m.layers, batch * ceil(m.ff // 4, 256), batch * m.ff * 12)]),
-            linear(m, weights, "down", m.width, m.ff, batch, m.layers, True),
-            Operation("gather rows", 0, "fp32", [Launch("gather rows", 1, batch * ceil(m.width // 4, 256),
-                                                       batch * m.width * 8)], 1, 4 * batch),
-            linear(m, weights, "logits", m.vocabulary, m.width, batch, 1, False),
+            linear(m, weights, "down", m.width, m.ff, batch, m.layers, True)]
+    for operation in out:
+        operation.graph = True
+    out = sent(m, batch, statistics) + out
+    out += [linear(m, weights, "logits", m.vocabulary, m.width, batch, 1, False),
             Operation("sample", batch * m.vocabulary, "fp32", [Launch("sample", 1, batch, batch * m.vocabulary * 4)], 3,
                       batch * SAMPLE)]
     return out + eviction(m, slots, batch) if statistics else out
@@ -318,17 +327,18 @@ def blocks_resident(device, kernel):
     return limits[least], least
 
 
-def launch_time(device, kernels, launch):
+def launch_time(device, kernels, launch, gap=GAP):
     kernel = kernels[launch.kernel]
     blocks = min(launch.blocks, blocks_resident(device, kernel)[0] * device.multiprocessors)
     latency = CACHE_LATENCY if kernel.cached else LATENCY
     rate = min(MEMORY_SHARE * device.bandwidth, blocks * kernel.under_way / latency)
-    return GAP + kernel.chain * latency + max(launch.bytes / rate, launch.executed / peak(device, launch.unit))
+    return gap + kernel.chain * latency + max(launch.bytes / rate, launch.executed / peak(device, launch.unit))
 
 
 def expected(device, kernels, operation):
     copies = operation.copies * COPY + operation.copied / (LINK_SHARE * device.link)
-    return sum(l.count * launch_time(device, kernels, l) for l in operation.launches) + copies
+    gap = GRAPH_GAP if operation.graph else GAP
+    return sum(l.count * launch_time(device, kernels, l, gap) for l in operation.launches) + copies
 
 
 def read_registers(folder, architecture):
@@ -347,7 +357,7 @@ def read_registers(folder, architecture):
 def describe_operation(device, kernels, operation):
     at_limit, time = limit(device, operation), expected(device, kernels, operation)
     return {"name": operation.name, "bytes": round(operation.bytes), "flops": round(operation.flops), "unit": operation.unit,
-            "launches": operation.count, "copies": operation.copies, "copied_bytes": round(operation.copied),
+            "launches": operation.count, "graph": operation.graph, "copies": operation.copies, "copied_bytes": round(operation.copied),
             "limit_s": at_limit, "expected_s": time, "expected_fraction": at_limit / time,
             "kernels": sorted({l.kernel for l in operation.launches})}
 
@@ -356,6 +366,8 @@ def describe_step(device, kernels, model, weights, context, kept, batch):
     operations = [describe_operation(device, kernels, o) for o in step(model, weights, context, kept, batch)]
     totals = {key: sum(o[key] for o in operations)
               for key in ("bytes", "flops", "launches", "copies", "copied_bytes", "limit_s", "expected_s")}
+    totals["graph_launches"] = sum(o["launches"] for o in operations if o["graph"])
+    totals["expected_s"] += GRAPH_START
     needed = resident(model, weights, context, kept, batch)
     return {"weights": weights, "context": context, "kept": kept, "batch": batch, **totals,
             "link_s": totals["copied_bytes"] / device.link, "expected_fraction": totals["limit_s"] / totals["expected_s"],
@@ -392,8 +404,8 @@ def describe(device, kernels, model=MISTRAL_7B):
             "grid": low["grid"], "bytes": low["bytes"], "under_way_bytes": low["under_way_bytes"],
             "expected_fraction": low["limit_s"] / low["expected_s"]}})
     return {"device": device.__dict__, "model": model.__dict__, "weight_bits": WEIGHT_BITS,
-            "assumed": {"memory_share": MEMORY_SHARE, "latency_s": LATENCY, "cache_latency_s": CACHE_LATENCY, "gap_s": GAP, "copy_s": COPY,
-                        "link_share": LINK_SHARE},
+            "assumed": {"memory_share": MEMORY_SHARE, "latency_s": LATENCY, "cache_latency_s": CACHE_LATENCY, "gap_s": GAP, "graph_gap_s": GRAPH_GAP,
+                        "graph_start_s": GRAPH_START, "copy_s": COPY, "link_share": LINK_SHARE},
             "needed_under_way_bytes": round(device.bandwidth * LATENCY / device.multiprocessors),
             "steps": steps, "kernels": rows}
 
@@ -424,9 +436,10 @@ def step_table(found):
     for s in found["steps"]:
         rows.append([s["weights"], f"{s['context'] // 1024}K", kept_name(s["kept"]), s["batch"], size(s["bytes"]) + "B",
                      size(s["flops"]), f"{1e3 * s['limit_s']:.2f}", f"{s['batch'] / s['limit_s']:.0f}",
-                     f"{s['launches']} + {s['copies']}", f"{size(s['copied_bytes'])}B, {1e3 * s['link_s']:.2f}", f"{1e3 * s['expected_s']:.2f}",
+                     f"{s['graph_launches']} + {s['launches'] - s['graph_launches']} + {s['copies']}",
+                     f"{size(s['copied_bytes'])}B, {1e3 * s['link_s']:.2f}", f"{1e3 * s['expected_s']:.2f}",
                      f"{100 * s['expected_fraction']:.0f} %", "" if s["fits"] else f"{s['resident_bytes'] / 2**30:.0f} GiB"])
-    return table(["weights", "context", "cache", "batch", "bytes", "FLOP", "limit, ms", "tokens/s at it", "launches + copies",
+    return table(["weights", "context", "cache", "batch", "bytes", "FLOP", "limit, ms", "tokens/s at it", "in the graph + beside it + copies",
                   "from the host, ms", "expected, ms", "of the limit", "does not fit"], rows)
 
 
@@ -435,8 +448,8 @@ def cell(o):
 
 
 CACHE_OPERATIONS = ("attend", "statistics", "score", "compact")
-SMALL_OPERATIONS = ("embed", "gather rows", "sample", "compact")  # left to --json
-SMALL_KERNELS = ("embed", "gather rows", "clear slots", "move statistics", "round to f16")
+SMALL_OPERATIONS = ("step", "new pages", "embed", "sample", "compact")  # left to --json
+SMALL_KERNELS = ("embed", "clear slots", "move statistics", "write tables", "round to f16")
 
 
 def operation_rows(found, weights, context, kept, shown):
@@ -493,8 +506,8 @@ f16 cache; 25 %: h2o with its statistics, pruned at each step. All matrices of a
 weight, computed as Q4_0, which has as many; the engine loads Q4_0 and Q4_1 today, not Q4_K.
 Expected: {100 * a['memory_share']:.0f} % of the bandwidth for long reads, {1e6 * a['latency_s']:.1f} us a memory access (so that \
 {found['needed_under_way_bytes'] / 1024:.1f} KiB must be under way a
-multiprocessor), {1e6 * a['cache_latency_s']:.2f} us one of the second-level cache, {1e6 * a['gap_s']:.1f} us between kernels, {1e6 * a['copy_s']:.1f} us a copy from the host:
-assumptions, nothing was measured.
+multiprocessor), {1e6 * a['cache_latency_s']:.2f} us one of the second-level cache, {1e6 * a['gap_s']:.1f} us between kernels, {1e6 * a['graph_gap_s']:.1f} us within a
+graph, {1e6 * a['graph_start_s']:.1f} us to start one, {1e6 * a['copy_s']:.1f} us a copy from the host: assumptions, nothing was measured.
 
 Steps:
 

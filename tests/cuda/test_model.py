@@ -42,11 +42,13 @@ def program():
 class Server:
     """distillcache serve with one backend, on a free port."""
 
-    def __init__(self, backend, log):
+    def __init__(self, backend, log, graphs="on"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        environment = dict(os.environ) if REAL else {**os.environ, "DISTILLCACHE_EMULATOR": "fast"}
+        environment = {**os.environ, "DISTILLCACHE_CUDA_GRAPHS": graphs}
+        if not REAL:
+            environment["DISTILLCACHE_EMULATOR"] = "fast"
         command = [program(), "serve", "--model", os.environ["DISTILLCACHE_TEST_MODEL"], "--backend", backend]
         command += ["--kv-memory", "64M", "--port", str(self.port)]
         self.log = open(log, "w+")
@@ -111,6 +113,16 @@ def test_greedy_tokens_are_those_of_the_cpu(servers, cache):
         assert got["tokens"][:count] == want["tokens"][:count]
         compared += count
     assert compared >= 4, "the prompts leave too little to compare"
+
+
+@pytest.mark.skipif(not REAL, reason="test_graphs.c compares their bits on the emulated device")
+def test_graphs_change_nothing(servers, tmp_path):
+    plain = Server("cuda", tmp_path / "plain.log", graphs="off")
+    try:
+        for cache in CACHES.values():
+            assert servers[1].complete(cache) == plain.complete(cache)
+    finally:
+        plain.stop()
 
 
 def test_the_device_says_what_it_is(servers):

@@ -64,9 +64,16 @@ def test_attention(found):
     assert of["attend"]["bytes"] == 32 * (keys_values_positions + 32 * 128 * 4 + 2 * partial + 32 * (128 + 4) * 4)
     assert of["attend"]["flops"] == 32 * 2 * (2 * 32 * 128 * 4096)
     assert of["attend"]["launches"] == 64 and "statistics" not in of
-    # A page number is 4 bytes for 16 slots; rows, items and views beside them; twice 16 bytes for the plan.
-    tables = 8 * (4096 // 16 * 4 + 24) + 28
-    assert of["attend"]["copied_bytes"] == 32 * (tables + 32) and of["rope_and_append"]["copied_bytes"] == 32 * tables
+    assert of["attend"]["graph"] and of["attend"]["copies"] == of["rope_and_append"]["copies"] == 0
+
+
+def test_what_is_sent(found):
+    # A token, an item, a row, twice 16 bytes for the plan; a view of each head, and with h2o its statistics.
+    assert step(found, "F16", 32768, 1, 8)[1]["step"]["copied_bytes"] == 8 * (4 + 20 + 8 + 32) + 8 * 256 * 24
+    assert step(found, "Q4_K", 4096, 0.25, 1)[1]["step"]["copied_bytes"] == 64 + 256 * (24 + 128)
+    # Pages of two of 32 sequences begin: places to mark; a range and a page number.
+    pages = step(found, "F16", 4096, 1, 32)[1]["new pages"]
+    assert pages["copied_bytes"] == 2 * 256 * (8 + 20) and pages["launches"] == pages["copies"] == 2
 
 
 def test_statistics_of_h2o(found):
@@ -82,7 +89,9 @@ def test_statistics_of_h2o(found):
 
 
 def test_launches_of_a_step(found):
-    norms, products, others = 2 * 32 + 1, 4 * 32 + 1, 32 * 4 + 3  # rope, splits, merge, silu; embed, gather, sample
+    # rope, splits, merge, silu; embed, sample; two for new pages
+    norms, products, others = 2 * 32 + 1, 4 * 32 + 1, 32 * 4 + 2 + 2
+    assert step(found, "F16", 4096, 1, 1)[0]["graph_launches"] == norms + products + others - 4  # logits, sample, pages
     assert step(found, "F16", 4096, 1, 1)[0]["launches"] == norms + products + others
     assert step(found, "Q4_K", 4096, 1, 1)[0]["launches"] == norms + 2 * products + others
     assert step(found, "Q4_K", 4096, 0.25, 8)[0]["launches"] == norms + 2 * products + others + 32 + 1 + 2
@@ -98,9 +107,10 @@ def test_memory(found):
 
 def test_sums_and_limits(found):
     for one in found["steps"]:
-        for key in ("bytes", "flops", "launches", "limit_s", "expected_s"):
+        for key in ("bytes", "flops", "launches", "copies", "limit_s"):
             assert one[key] == pytest.approx(sum(o[key] for o in one["operations"]))
-        assert all(0 < o["limit_s"] <= o["expected_s"] for o in one["operations"])
+        assert one["expected_s"] == pytest.approx(2.5e-6 + sum(o["expected_s"] for o in one["operations"]))  # a graph
+        assert all(0 < o["limit_s"] <= o["expected_s"] for o in one["operations"] if o["launches"] > 0)
     slow = roofline.Operation("many rows", 165.2e12, "half", [roofline.Launch("silu_mul", 1, 1, 1008e9 / 2)])
     assert roofline.limit(roofline.DEVICES["rtx4090"], slow) == pytest.approx(1.0)  # arithmetic, not bytes
 
