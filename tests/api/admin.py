@@ -48,11 +48,16 @@ class Admin:
         self.start()
 
     def start(self, **env):
-        self.port = free_port()
-        options = ["--state-dir", self.state, "--admin-port", self.port, *self.options]
         environment = {**self.env, **env, **({"DISTILLCACHE_ADMIN_KEY": self.key} if self.key else {})}
-        self.server = self.start_server(*options, fake=self.fake, env=environment)
-        return self
+        for attempt in range(5):
+            self.port = free_port()
+            options = ["--state-dir", self.state, "--admin-port", self.port, *self.options]
+            try:
+                self.server = self.start_server(*options, fake=self.fake, env=environment)
+                return self
+            except AssertionError as error:  # somebody else was given the port meanwhile
+                if attempt == 4 or f"port {self.port}: Address already in use" not in str(error):
+                    raise
 
     def kill(self):
         self.server.kill()
