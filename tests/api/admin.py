@@ -3,6 +3,7 @@
 
 import http.client
 import json
+import random
 import socket
 
 import openai
@@ -15,8 +16,14 @@ TINY = {"method": "ranker", "rank_steps": 4, "checkpoint_every": 2, "valid_promp
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """None that connections are given (net.ipv4.ip_local_port_range): tests beside this one would get it meanwhile."""
+    while True:
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", random.randrange(10240, 32768)))
+                return listener.getsockname()[1]
+            except OSError:
+                pass
 
 
 def expect_error(reply, status, code=None, param=None, type="invalid_request_error"):
