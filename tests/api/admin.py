@@ -3,27 +3,19 @@
 
 import http.client
 import json
-import random
-import socket
+import pathlib
+import sys
 
 import openai
 
 from conftest import PATIENCE, Reply, eventually
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_port  # noqa: E402
+
 KEY = "the-admin-key"
 API = "/admin/v1"
 TINY = {"method": "ranker", "rank_steps": 4, "checkpoint_every": 2, "valid_prompts": 0}
-
-
-def free_port():
-    """None that connections are given (net.ipv4.ip_local_port_range): tests beside this one would get it meanwhile."""
-    while True:
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", random.randrange(10240, 32768)))
-                return listener.getsockname()[1]
-            except OSError:
-                pass
 
 
 def expect_error(reply, status, code=None, param=None, type="invalid_request_error"):

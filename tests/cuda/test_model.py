@@ -10,12 +10,15 @@ reference). An emulated step takes seconds, so that prompts are few and go in on
 import json
 import os
 import pathlib
-import socket
 import subprocess
+import sys
 import time
 import urllib.request
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_port  # noqa: E402
 
 REAL = os.environ.get("DISTILLCACHE_TEST_DEVICE", "emulated") == "real"
 MARGIN = 0.6
@@ -43,9 +46,7 @@ class Server:
     """distillcache serve with one backend, on a free port."""
 
     def __init__(self, backend, log, graphs="on"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         environment = {**os.environ, "DISTILLCACHE_CUDA_GRAPHS": graphs}
         if not REAL:
             environment["DISTILLCACHE_EMULATOR"] = "fast"

@@ -4,14 +4,17 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
+import sys
 import time
 import urllib.request
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from ports import free_port  # noqa: E402
+
 BUILD = pathlib.Path(os.environ["DISTILLCACHE_TEST_BUILD"])
 ARCHITECTURES = os.environ["DISTILLCACHE_TEST_ARCHITECTURES"].split()
 KERNELS = sorted(path.name for path in (ROOT / "cuda").glob("*.cu"))
@@ -61,9 +64,7 @@ def test_operations_cannot_be_tested_without_a_device():
 
 
 def test_auto_serves_on_the_cpu_and_says_why():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(start("serve", "--backend", "auto", "--port", str(port)), env=NO_DEVICE, stderr=subprocess.PIPE, text=True)
     try:
         wait_until_ready(server, port)

@@ -7,7 +7,6 @@ the places of 8080 and 8081 (of the admin API). An example passes when it exits 
 import os
 import re
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from ports import free_port  # noqa: E402
+
 PROGRAM = Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build")) / "distillcache"
 MODEL = os.environ.get("DISTILLCACHE_TEST_MODEL", "")
 START_S = 60
@@ -50,8 +52,7 @@ def wait_for_port(process):
 def ports(tmp_path_factory):
     """What stands for 8080 and 8081."""
     assert MODEL, "DISTILLCACHE_TEST_MODEL names no model"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        admin_port = listener.getsockname()[1]
+    admin_port = free_port()
     command = [PROGRAM, "serve", "--model", MODEL, "--port", "0", "--admin-port", str(admin_port), "--state-dir",
                tmp_path_factory.mktemp("state")]
     process = subprocess.Popen(
