@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "tests/unit/chosen_backend.h"
+#include "tests/unit/tiny_network.h"
 
 enum { STREAMS_MAX = 64, TOKENS_MAX = 1024 };
 
@@ -79,6 +80,25 @@ struct engine *pruning_engine(const struct model *model, const struct engine_opt
     if (engine == NULL)
         fail_msg("%s", error.message);
     return engine;
+}
+
+void pruning_engine_close(struct engine *engine) {
+    const struct kv_cache *cache = engine_kv_cache(engine);
+    assert_true(kv_cache_check(cache));
+    assert_int_equal(kv_cache_pages_free(cache), kv_cache_pages_total(cache));
+    assert_int_equal(engine_statistics_bytes(engine), 0);
+    engine_close(engine);
+}
+
+void pruning_ship_networks(const struct engine *engine, const char *folder) {
+    const struct policy_model model = engine_policy_model(engine);
+    for (int i = 0; i < 2; i++) {
+        enum network_features features = i == 0 ? FEATURES_CONTENT : FEATURES_PAPER;
+        struct network_shape shape = tiny_network_shape(features, model.layers, model.kv_heads, model.head_dim);
+        tiny_network_ship(
+            tiny_network_create(&shape, 1), folder, model.fingerprint, i == 0 ? "distillcache" : "ranker");
+    }
+    setenv("DISTILLCACHE_POLICIES", folder, 1);
 }
 
 struct policy_settings pruning_settings(const char *text) {

@@ -18,6 +18,11 @@ struct model *pruning_model(const struct tiny_llama *shape);
 /* KV f16 unless options say otherwise; poison_free, two threads, and the chosen backend (chosen_backend.h) unless a
  * tier of the CPU is asked for. */
 struct engine *pruning_engine(const struct model *model, const struct engine_options *options);
+/* Closes it; the test fails when a sequence left anything behind. */
+void pruning_engine_close(struct engine *engine);
+
+/* Makes small random networks the ones of distillcache and ranker that ship for the engine's model, in this folder. */
+void pruning_ship_networks(const struct engine *engine, const char *folder);
 
 /* As on the command line; the test fails when it is refused. */
 struct policy_settings pruning_settings(const char *text);

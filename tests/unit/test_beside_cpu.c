@@ -123,13 +123,7 @@ static int open_model(void **state) {
     model = pruning_model(&shape);
     tiny_folder_create(folder);
     struct engine *engine = pruning_engine(model, &(struct engine_options){.backend.cpu_features = "auto"});
-    const struct policy_model of = engine_policy_model(engine);
-    for (int i = 0; i < 2; i++) {
-        enum network_features features = i == 0 ? FEATURES_CONTENT : FEATURES_PAPER;
-        struct network_shape network = tiny_network_shape(features, of.layers, of.kv_heads, of.head_dim);
-        tiny_network_ship(tiny_network_create(&network, 1), folder, of.fingerprint, i == 0 ? "distillcache" : "ranker");
-    }
-    setenv("DISTILLCACHE_POLICIES", folder, 1);
+    pruning_ship_networks(engine, folder);
     engine_close(engine);
     return 0;
 }

@@ -32,15 +32,6 @@ static struct engine *open_engine(size_t kv_bytes, bool prefix_sharing) {
         model, &(struct engine_options){.kv_format = KV_F16, .kv_bytes = kv_bytes, .prefix_sharing = prefix_sharing});
 }
 
-/* Nothing is held and nothing charged when all sequences are gone; snapshots count as free. */
-static void close_engine(struct engine *engine) {
-    struct kv_cache *cache = engine_kv_cache(engine);
-    assert_true(kv_cache_check(cache));
-    assert_int_equal(kv_cache_pages_free(cache), kv_cache_pages_total(cache));
-    assert_int_equal(engine_statistics_bytes(engine), 0);
-    engine_close(engine);
-}
-
 /* The first `shared` tokens of text 0, then those of `text`. */
 static struct stream *open_stream(
     struct engine *engine, const char *policy, uint32_t text, uint32_t shared, uint32_t prompt) {
@@ -98,7 +89,7 @@ static void use_in_every_way(const char *policy, struct engine *plain) {
     assert_int_equal(run_and_compare(engine, plain, policy, 1, PROMPT, LONGER), longer);
     assert_int_equal(run_and_compare(engine, plain, policy, 2, 210, PROMPT), sums(policy) ? 0 : part);
     assert_int_equal(run_and_compare(engine, plain, policy, 3, 210, PROMPT), part);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* Every policy as it is, and with a summary slot. */
@@ -118,7 +109,7 @@ static void every_policy_goes_on_from_a_prefix(void **state) {
             summing += sums(policy);
         }
     assert_true(summing >= policy_count()); /* with a summary slot all do */
-    close_engine(plain);
+    pruning_engine_close(plain);
 }
 
 static void options_change_nothing(void **state) {
@@ -138,9 +129,9 @@ static void options_change_nothing(void **state) {
         uint32_t most = most_reused(policies[i], PROMPT);
         assert_true(run_and_compare(engine, plain, policies[i], 0, PROMPT, PROMPT) == 0);
         assert_int_equal(run_and_compare(engine, plain, policies[i], 0, PROMPT, PROMPT), most);
-        close_engine(engine);
+        pruning_engine_close(engine);
     }
-    close_engine(plain);
+    pruning_engine_close(plain);
 }
 
 /* A snapshot of more statistics serves a policy with fewer, not the other way round, and noise goes by its seed. */
@@ -157,15 +148,15 @@ static void statistics_must_be_there(void **state) {
     assert_int_equal(run_and_compare(engine, plain, "expected_attention,tokens=40", 0, PROMPT, PROMPT), 0);
     assert_int_equal(run_and_compare(engine, plain, "expected_attention,tokens=40", 0, PROMPT, PROMPT), 416);
     assert_int_equal(run_and_compare(engine, plain, "full", 0, PROMPT, PROMPT), 416);
-    close_engine(engine);
+    pruning_engine_close(engine);
     engine = open_engine(0, true);
     assert_int_equal(run_and_compare(engine, plain, "distillcache,tokens=40", 0, PROMPT, PROMPT), 0);
     size_t bytes = engine_snapshot_bytes(engine);
     assert_true(bytes > 0);
     assert_int_equal(run_and_compare(engine, plain, "h2o,tokens=40", 0, PROMPT, PROMPT), 416);
     assert_int_equal(engine_snapshot_bytes(engine), bytes); /* that there is serves */
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* Of a shared beginning of unknown length a second prompt has what lies before a point of the grid, a third all. */
@@ -183,8 +174,8 @@ static void a_shared_beginning_is_found(void **state) {
     assert_int_equal(run_and_compare(engine, plain, policy, 6, 0, 120), 0);
     assert_int_equal(run_and_compare(engine, plain, policy, 7, 420, 490), 416);
     assert_int_equal(engine_snapshot_bytes(engine), bytes);
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* Where chunks end for snapshots, and that they may be passed over. */
@@ -205,7 +196,7 @@ static void chunks_may_end_elsewhere(void **state) {
             streams_require_same(expected, stream, 0, policy);
             stream_free(stream);
         }
-        close_engine(engine);
+        pruning_engine_close(engine);
     }
     struct engine *engine = open_engine(0, true);
     struct stream *stream = open_stream(engine, policy, 0, PROMPT, PROMPT);
@@ -219,8 +210,8 @@ static void chunks_may_end_elsewhere(void **state) {
     streams_require_same(expected, stream, 0, policy);
     stream_free(stream);
     stream_free(expected);
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* Snapshots take a part of the pool at most, and no sequence is refused a page for them. */
@@ -259,8 +250,8 @@ static void snapshots_give_way(void **state) {
     for (uint32_t i = 0; i <= count; i++)
         stream_free(streams[i]);
     assert_true(reused > 0);
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* A sequence takes every page that there is: snapshots are gone, and with their blocks at the latest. */
@@ -274,8 +265,8 @@ static void snapshots_go_with_their_blocks(void **state) {
     run_and_compare(engine, plain, "full", 1, 0, 640 - DECODED);
     assert_int_equal(engine_snapshot_bytes(engine), 0);
     assert_int_equal(run_and_compare(engine, plain, "h2o,tokens=40", 0, 0, PROMPT), 0);
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* Forks, swaps and a sequence that is given up before the end of its prompt. */
@@ -309,8 +300,8 @@ static void lives_of_sequences(void **state) {
     stream_free(fork);
     stream_free(early);
     stream_free(expected);
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* Every allocation of a reuse fails once: all of the prefix or nothing is taken, and what follows is the same. */
@@ -356,12 +347,12 @@ static void memory_that_runs_out(void **state) {
             streams_require_same(expected, stream, 0, policy);
         }
         stream_free(stream);
-        close_engine(other);
+        pruning_engine_close(other);
     }
     assert_true(left > 0 && left < 24);
     stream_free(expected);
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* The device's memory is one: statistics of sequences get that of snapshots before a request fails for want of it. */
@@ -397,8 +388,8 @@ static void statistics_come_before_snapshots(void **state) {
         stream_free(stream);
     }
     engine->backend->operations = true_operations;
-    close_engine(engine);
-    close_engine(plain);
+    pruning_engine_close(engine);
+    pruning_engine_close(plain);
 }
 
 /* ---- random lives ---- */
@@ -518,8 +509,8 @@ static void random_lives_end_alike(void **state) {
     assert_true(run.reused > 30 && run.compared > 30 && run.swaps > 50 && run.forks > 30 && run.left > 30);
     for (uint32_t i = 0; i < KINDS * TEXTS; i++)
         stream_free(run.expected[i / TEXTS][i % TEXTS]);
-    close_engine(run.engine);
-    close_engine(plain);
+    pruning_engine_close(run.engine);
+    pruning_engine_close(plain);
 }
 
 static int create_model(void **state) {
@@ -529,15 +520,8 @@ static int create_model(void **state) {
     model = pruning_model(&shape);
     tiny_folder_create(folder);
     struct engine *engine = open_engine(0, false);
-    const struct policy_model known = engine_policy_model(engine);
-    for (int i = 0; i < 2; i++) {
-        enum network_features features = i == 0 ? FEATURES_CONTENT : FEATURES_PAPER;
-        struct network_shape network = tiny_network_shape(features, known.layers, known.kv_heads, known.head_dim);
-        tiny_network_ship(
-            tiny_network_create(&network, 1), folder, known.fingerprint, i == 0 ? "distillcache" : "ranker");
-    }
+    pruning_ship_networks(engine, folder);
     engine_close(engine);
-    setenv("DISTILLCACHE_POLICIES", folder, 1);
     return 0;
 }
 

@@ -56,11 +56,7 @@ static struct fixture open_default(void) {
 
 /* Nothing may be left behind. */
 static void close_fixture(struct fixture *fixture) {
-    struct kv_cache *cache = engine_kv_cache(fixture->engine);
-    assert_true(kv_cache_check(cache));
-    assert_int_equal(kv_cache_pages_free(cache), kv_cache_pages_total(cache));
-    assert_int_equal(engine_statistics_bytes(fixture->engine), 0);
-    engine_close(fixture->engine);
+    pruning_engine_close(fixture->engine);
     model_free(fixture->model);
 }
 
@@ -70,24 +66,12 @@ static struct stream *run_stream(struct engine *engine, const char *policy, uint
     return stream;
 }
 
-/* Networks of distillcache and ranker that ship for the fixture's model, in this folder. */
-static void ship_networks(const struct fixture *fixture, const char *folder) {
-    const struct policy_model model = engine_policy_model(fixture->engine);
-    for (int i = 0; i < 2; i++) {
-        enum network_features features = i == 0 ? FEATURES_CONTENT : FEATURES_PAPER;
-        struct network_shape shape = tiny_network_shape(features, model.layers, model.kv_heads, model.head_dim);
-        tiny_network_ship(
-            tiny_network_create(&shape, 1), folder, model.fingerprint, i == 0 ? "distillcache" : "ranker");
-    }
-    setenv("DISTILLCACHE_POLICIES", folder, 1);
-}
-
 static void a_budget_that_is_not_exceeded_changes_nothing(void **state) {
     (void)state;
     char folder[64];
     struct fixture fixture = open_default();
     tiny_folder_create(folder);
-    ship_networks(&fixture, folder);
+    pruning_ship_networks(fixture.engine, folder);
     struct stream *full = run_stream(fixture.engine, NULL, 1);
     for (uint32_t i = 0; i < policy_count(); i += chosen_backend_share(1, 5)) {
         char text[128];
@@ -132,7 +116,7 @@ static void networks_must_fit_the_model(void **state) {
     assert_non_null(strstr(error.message, "is trained for this model"));
     assert_int_equal(try_settings(&fixture, pruning_settings("hybrid,base=ranker"), &error), ERROR_IO);
     assert_int_equal(try_settings(&fixture, pruning_settings("distillcache,ratio=1"), &error), 0);
-    ship_networks(&fixture, folder);
+    pruning_ship_networks(fixture.engine, folder);
     assert_int_equal(try_settings(&fixture, pruning_settings("distillcache"), &error), 0);
     assert_int_equal(try_settings(&fixture, pruning_settings("hybrid,base=ranker"), &error), 0);
     /* Settings that have a network: what they say counts, not what the network was trained with. */

@@ -32,11 +32,7 @@ static struct fixture open_fixture(void) {
 }
 
 static void close_fixture(struct fixture *fixture) {
-    struct kv_cache *cache = engine_kv_cache(fixture->engine);
-    assert_true(kv_cache_check(cache));
-    assert_int_equal(kv_cache_pages_free(cache), kv_cache_pages_total(cache));
-    assert_int_equal(engine_statistics_bytes(fixture->engine), 0);
-    engine_close(fixture->engine);
+    pruning_engine_close(fixture->engine);
     model_free(fixture->model);
 }
 

@@ -29,13 +29,6 @@ static struct engine *open_engine(uint32_t pages_a_head, bool prefix_sharing) {
                                      .backend = {.threads = 1}});
 }
 
-static void close_engine(struct engine *engine) {
-    struct kv_cache *cache = engine_kv_cache(engine);
-    assert_true(kv_cache_check(cache));
-    assert_int_equal(kv_cache_pages_free(cache), kv_cache_pages_total(cache));
-    engine_close(engine);
-}
-
 /* ---- when ---- */
 
 /* The lengths at which a sequence that is fed as much as it may take is pruned. */
@@ -86,7 +79,7 @@ static void prunes_are_due_by_the_schedule(void **state) {
         assert_int_equal(count, expected);
         assert_memory_equal(lengths, cases[i].lengths, count * sizeof lengths[0]);
     }
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 static void policies_are_chosen_once_and_in_time(void **state) {
@@ -119,7 +112,7 @@ static void policies_are_chosen_once_and_in_time(void **state) {
     sequence_free(sequence);
     policy_settings_release(&settings);
     remove(path);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 static void explicit_actions_take_statistics_along(void **state) {
@@ -158,7 +151,7 @@ static void explicit_actions_take_statistics_along(void **state) {
     stream = stream_create(engine, "full", 1, 50, 70);
     assert_int_equal(sequence_scores(stream->sequence, &score, &error), ERROR_INVALID);
     stream_free(stream);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* At decode the slot that goes waits for the next token: nothing else moves, and no page comes or goes. */
@@ -189,7 +182,7 @@ static void a_decode_step_reuses_the_slot_that_went(void **state) {
         assert_true(went > 100);
         stream_free(stream);
     }
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* ---- what it takes ---- */
@@ -235,7 +228,7 @@ static void demand_is_what_is_taken(void **state) {
             stream_free(stream);
         }
     }
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* A pruned sequence may be longer than all that the pool could hold. */
@@ -252,7 +245,7 @@ static void a_pruned_sequence_outgrows_the_pool(void **state) {
     struct batch_item item = {.sequence = stream->sequence, .tokens = stream->tokens, .count = 129};
     assert_int_equal(engine_forward(engine, &item, 1, &error), ERROR_CONTEXT);
     stream_free(stream);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* ---- when it fails ---- */
@@ -295,7 +288,7 @@ static void check_prune_without_pages(const char *policy, uint32_t pages) {
     sequence_free(fork);
     stream_free(expected);
     stream_free(stream);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 static void a_prune_without_pages_waits(void **state) {
@@ -342,10 +335,10 @@ static void a_prune_without_memory_can_be_tried_again(void **state) {
             }
             streams_require_same(expected, stream, 0, policies[i]);
             stream_free(stream);
-            close_engine(fresh);
+            pruning_engine_close(fresh);
         }
         stream_free(expected);
-        close_engine(engine);
+        pruning_engine_close(engine);
     }
     assert_true(failures > 50);
 }
@@ -478,7 +471,7 @@ static void random_steps_lose_no_page(void **state) {
             (unsigned long long)seed, run.prunes, run.forks, run.swaps, run.refused, run.cancelled, run.finished,
             run.reused);
         assert_true(run.prunes > 1000 && run.forks > 100 && run.swaps > 200 && run.refused > 20 && run.finished > 50);
-        close_engine(run.engine);
+        pruning_engine_close(run.engine);
     }
 }
 

@@ -27,14 +27,6 @@ static struct engine *open_engine(void) {
     return pruning_engine(model, &(struct engine_options){.kv_format = KV_F32, .prefix_sharing = true});
 }
 
-static void close_engine(struct engine *engine) {
-    struct kv_cache *cache = engine_kv_cache(engine);
-    assert_true(kv_cache_check(cache));
-    assert_int_equal(kv_cache_pages_free(cache), kv_cache_pages_total(cache));
-    assert_int_equal(engine_statistics_bytes(engine), 0);
-    engine_close(engine);
-}
-
 static size_t charged_statistics(const struct stream *stream) {
     const struct statistics *statistics = stream->sequence->eviction.statistics;
     return statistics != NULL ? statistics->bytes : 0;
@@ -81,7 +73,7 @@ static void memory_comes_with_the_first_eviction(void **state) {
                 sequence_statistics_bytes(stream->sequence));
     }
     stream_free(stream);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* A head that keeps everything has none; one that just holds its budget keeps it. */
@@ -99,7 +91,7 @@ static void heads_that_lose_nothing_have_none(void **state) {
     }
     assert_int_equal(full, 1);
     stream_free(stream);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* ---- what they hold ---- */
@@ -211,7 +203,7 @@ static void check_contents(const char *policy) {
     for (uint32_t head = 0; head < HEADS; head++)
         assert_true(sums[head].weight > 0);
     stream_free(stream);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 static void they_hold_what_was_evicted(void **state) {
@@ -257,7 +249,7 @@ static void forks_have_their_own(void **state) {
     stream_free(expected);
     stream_free(source);
     stream_free(other);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 /* `decode: keep`: nothing is evicted any more, statistics go, and the slots are still attended to. */
@@ -275,7 +267,7 @@ static void they_outlive_statistics(void **state) {
         model->shape.vocabulary * sizeof(float));
     stream_free(stream);
     stream_free(plain);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 static void positions_in_the_cache_are_refused(void **state) {
@@ -291,7 +283,7 @@ static void positions_in_the_cache_are_refused(void **state) {
     assert_int_equal(sequence_set_policy(sequence, &settings, PROMPT, &error), 0);
     policy_settings_release(&settings);
     sequence_free(sequence);
-    close_engine(engine);
+    pruning_engine_close(engine);
 }
 
 static int open_model(void **state) {
