@@ -106,6 +106,13 @@ uint32_t policy_options_count(void) {
     return OPTIONS_COUNT;
 }
 
+bool policy_option_exists(const char *name) {
+    for (uint32_t i = 0; i < policy_options_count(); i++)
+        if (strcmp(name, policy_option_name(i)) == 0)
+            return true;
+    return false;
+}
+
 const char *policy_option_name(uint32_t index) {
     return options[index].name;
 }

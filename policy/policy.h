@@ -130,6 +130,7 @@ const char *policy_names(void);
  * policy_settings_set takes. */
 uint32_t policy_options_count(void);
 const char *policy_option_name(uint32_t index);
+bool policy_option_exists(const char *name);
 const char *policy_option_help(uint32_t index); /* half a line */
 bool policy_option_common(uint32_t index);      /* every policy has it */
 bool policy_option_applies(uint32_t index, const struct policy *policy);

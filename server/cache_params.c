@@ -152,9 +152,8 @@ static int cache_params_resolve(
 static int cache_params_set_null(struct policy_settings *settings, const char *option, struct fault *fault) {
     char name[80];
     struct error error;
-    for (uint32_t i = 0; i < policy_options_count(); i++)
-        if (strcmp(option, policy_option_name(i)) == 0)
-            return 0;
+    if (policy_option_exists(option))
+        return 0;
     cache_params_name(option, name);
     policy_settings_set(settings, option, "", false, &error); /* fails: its message lists the names */
     return fault_invalid(fault, name, "%s: %s", name, error.message);

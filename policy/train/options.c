@@ -213,6 +213,13 @@ uint32_t train_options_count(void) {
     return ENTRIES;
 }
 
+bool train_option_exists(const char *name) {
+    for (uint32_t i = 0; i < train_options_count(); i++)
+        if (strcmp(name, train_option_name(i)) == 0)
+            return true;
+    return false;
+}
+
 const char *train_option_name(uint32_t index) {
     return index < ENTRIES ? entries[index].name : NULL;
 }

@@ -89,6 +89,7 @@ int train_options_check(const struct train_options *options, struct error *error
 /* The table, for --help and the API. */
 uint32_t train_options_count(void);
 const char *train_option_name(uint32_t index);
+bool train_option_exists(const char *name);
 const char *train_option_help(uint32_t index);
 void train_option_value(uint32_t index, const struct train_options *options, char *out, size_t size);
 const char *train_method_name(enum train_method method);

@@ -103,10 +103,7 @@ static bool creation_knows(const char *name) {
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (strcmp(name, others[i]) == 0)
             return true;
-    for (uint32_t i = 0; i < train_options_count(); i++)
-        if (strcmp(name, train_option_name(i)) == 0)
-            return true;
-    return false;
+    return train_option_exists(name);
 }
 
 /* Remembers the texts of an object of hyperparameters. */
@@ -155,10 +152,7 @@ static int creation_apply(struct creation *creation, struct fault *fault) {
             return -1;
     }
     json_object_foreach(creation->chosen, name, value) {
-        bool known = strcmp(name, "steps") == 0;
-        for (uint32_t i = 0; i < train_options_count() && !known; i++)
-            known = strcmp(name, train_option_name(i)) == 0;
-        if (!known)
+        if (strcmp(name, "steps") != 0 && !train_option_exists(name))
             return creation_set(creation, name, json_string_value(value), fault); /* its message lists the names */
     }
     const char *steps = json_string_value(json_object_get(creation->chosen, "steps"));
