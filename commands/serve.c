@@ -6,7 +6,7 @@
 #include "commands/engine_config.h"
 #include "commands/serve_evaluate.h"
 #include "engine/background.h"
-#include "engine/chat.h"
+#include "engine/chat_template.h"
 #include "engine/log.h"
 #include "policy/train/train.h"
 #include "server/server.h"
@@ -23,6 +23,7 @@ struct serve {
     struct scheduler *scheduler;
     struct policy_settings *policies; /* one */
     size_t policies_count;
+    struct chat_template *chat_template; /* NULL: there is none, or one that cannot be read */
     struct error chat_error;
 };
 
@@ -51,6 +52,24 @@ static int serve_read_policy(struct serve *serve, const struct server_hooks *hoo
     code = sequence_set_policy(sequence, &serve->policies[0], 1, error);
     sequence_free(sequence);
     return code;
+}
+
+/* The model's own template, whose faults end chats only, or the one that was asked for. */
+static int serve_read_template(struct serve *serve, struct error *error) {
+    const struct config *config = serve->config;
+    if (config->chat_template[0] != '\0') {
+        serve->chat_template = chat_template_read(config->chat_template, serve->tokenizer, error);
+        if (serve->chat_template == NULL)
+            return error->code;
+    } else {
+        serve->chat_template = chat_template_open(serve->model->file, serve->tokenizer, &serve->chat_error);
+    }
+    enum tool_format format = tool_format_find(config->tool_call_format);
+    if (serve->chat_template == NULL)
+        log_event(LOG_WARNING, NULL, "no chats", "why", LOG_STRING(serve->chat_error.message), NULL);
+    else if (format != TOOL_FORMAT_UNKNOWN)
+        chat_template_set_format(serve->chat_template, format);
+    return 0;
 }
 
 /* server_load: runs on its own thread while the server answers /health already. */
@@ -83,11 +102,13 @@ static int serve_load(
     serve->scheduler = scheduler_create(serve->engine, serve->tokenizer, &options, error);
     if (serve->scheduler == NULL)
         return error->code;
-    bool chat = chat_template_supported(serve->model->file, &serve->chat_error) == 0;
+    if (serve_read_template(serve, error) != 0)
+        return error->code;
     *model = (struct server_model){.scheduler = serve->scheduler,
         .tokenizer = serve->tokenizer,
         .fingerprint = serve->model->fingerprint,
-        .chat_refusal = chat ? NULL : serve->chat_error.message,
+        .chat_template = serve->chat_template,
+        .chat_refusal = serve->chat_error.message,
         .vocabulary = serve->model->shape.vocabulary,
         .context = engine_context(serve->engine),
         .tokens_max = engine_tokens_max(serve->engine),
@@ -122,6 +143,7 @@ int command_serve(const struct config *config) {
     server_free(server);
     config_free_policies(serve.policies, serve.policies_count);
     engine_close(serve.engine);
+    chat_template_free(serve.chat_template);
     tokenizer_free(serve.tokenizer);
     model_free(serve.model);
     return code == 0 ? EXIT_OK : EXIT_FAILED;

@@ -56,7 +56,9 @@ struct config {
     bool prefix_sharing;
     /* server */
     char *host;
-    uint32_t port;     /* 0: any free one */
+    uint32_t port;       /* 0: any free one */
+    char *chat_template; /* a file; empty: the model's own */
+    char *tool_call_format;
     char *model_alias; /* id shown by /v1/models; empty: the file's name without ending */
     size_t max_body;   /* bytes of a request body */
     uint32_t max_connections;

@@ -254,6 +254,13 @@ static void drop_cut_results(struct choice *choice) {
         choice->results_count--;
 }
 
+static bool keeps_special(const struct request *request, int32_t token) {
+    for (uint32_t i = 0; i < request->kept_special_count; i++)
+        if (request->kept_special[i] == token)
+            return true;
+    return false;
+}
+
 int choice_accept_token(struct choice *choice, const struct sample_result *result, uint32_t tokens_max, double now) {
     const struct request *request = choice->task->request;
     const struct tokenizer *tokenizer = choice->task->tokenizer;
@@ -271,7 +278,8 @@ int choice_accept_token(struct choice *choice, const struct sample_result *resul
     }
     size_t bytes;
     const char *text = tokenizer_token_bytes(tokenizer, result->token, &bytes);
-    if (request->skip_special && tokenizer_is_special(tokenizer, result->token))
+    if (request->skip_special && tokenizer_is_special(tokenizer, result->token) &&
+        !keeps_special(request, result->token))
         bytes = 0;
     int stopped = text_stream_push(choice->text, text, bytes);
     if (stopped < 0 || take_text(choice) != 0)

@@ -32,6 +32,8 @@ enum finish_reason {
     FINISH_ERROR,     /* output.error says why */
 };
 
+enum { KEPT_SPECIAL_MAX = 4 };
+
 struct prompt {
     int32_t *tokens; /* at least one, in [0, vocabulary) */
     uint32_t count;
@@ -53,6 +55,8 @@ struct request {
     bool stream;       /* publish after every step; else when a choice's first token is there and at its end */
     int logprobs;      /* -1: none, 0..SAMPLE_TOP_MAX: report the chosen token and that many most likely ones */
     bool skip_special; /* text of special tokens is left out of the output (default of the APIs: true) */
+    int32_t kept_special[KEPT_SPECIAL_MAX]; /* special tokens whose text comes out all the same */
+    uint32_t kept_special_count;
     struct policy_settings kv_policy; /* policy NULL: the scheduler's default; request_free releases it */
     void *user;                       /* the submitter's */
     struct task *task;                /* request_prepare's */

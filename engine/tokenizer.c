@@ -376,13 +376,21 @@ static int encode_plain(struct encoding *encoding, const char *text, size_t byte
     return 0;
 }
 
-static int encode_special(struct encoding *encoding, const char *text, size_t bytes) {
+/* Bytes from the beginning that are not marked, as far as a special token may reach. */
+static size_t unmarked_length(const uint8_t *marks, size_t bytes) {
+    size_t most = bytes < SPECIAL_BYTES_LIMIT ? bytes : SPECIAL_BYTES_LIMIT, count = 0;
+    while (count < most && (marks == NULL || marks[count] == 0))
+        count++;
+    return count;
+}
+
+static int encode_special(struct encoding *encoding, const char *text, const uint8_t *marks, size_t bytes) {
     const struct tokenizer *tokenizer = encoding->tokenizer;
     size_t plain = 0; /* where the text that is not encoded yet begins */
     for (size_t at = 0; at < bytes;) {
         int32_t token = -1;
         if (tokenizer->starts_special[(unsigned char)text[at]])
-            token = match_special(tokenizer, text + at, bytes - at);
+            token = match_special(tokenizer, text + at, unmarked_length(marks == NULL ? NULL : marks + at, bytes - at));
         if (token < 0) {
             at++;
             continue;
@@ -395,15 +403,15 @@ static int encode_special(struct encoding *encoding, const char *text, size_t by
     return encode_plain(encoding, text + plain, bytes - plain);
 }
 
-int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool parse_special,
-    struct token_list *out, struct error *error) {
+static int encode(const struct tokenizer *tokenizer, const char *text, const uint8_t *marks, size_t bytes,
+    bool parse_special, struct token_list *out, struct error *error) {
     if (bytes > TEXT_BYTES_LIMIT)
         return error_set(error, ERROR_MEMORY, "a text of %zu bytes; at most %d", bytes, TEXT_BYTES_LIMIT);
     struct encoding encoding = {.tokenizer = tokenizer, .out = out};
     size_t before = out->count;
     int code = pretokenizer_begin(&encoding.scan, tokenizer->pretokenizer);
     if (code == 0)
-        code = parse_special ? encode_special(&encoding, text, bytes) : encode_plain(&encoding, text, bytes);
+        code = parse_special ? encode_special(&encoding, text, marks, bytes) : encode_plain(&encoding, text, bytes);
     pretokenizer_end(&encoding.scan);
     bpe_scratch_free(&encoding.scratch);
     if (code != 0) {
@@ -411,4 +419,14 @@ int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t
         return error_set(error, code, "no memory to encode a text of %zu bytes", bytes);
     }
     return 0;
+}
+
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool parse_special,
+    struct token_list *out, struct error *error) {
+    return encode(tokenizer, text, NULL, bytes, parse_special, out, error);
+}
+
+int tokenizer_encode_marked(const struct tokenizer *tokenizer, const char *text, const uint8_t *marks, size_t bytes,
+    struct token_list *out, struct error *error) {
+    return encode(tokenizer, text, marks, bytes, true, out, error);
 }

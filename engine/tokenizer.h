@@ -45,6 +45,11 @@ bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t token); /* 
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool parse_special,
     struct token_list *out, struct error *error);
 
+/* The same with parse_special, but a special token is none where any of its bytes is marked (not 0): text of strangers
+ * between the tokens of a chat template. marks: [bytes]; NULL: nothing is marked. */
+int tokenizer_encode_marked(const struct tokenizer *tokenizer, const char *text, const uint8_t *marks, size_t bytes,
+    struct token_list *out, struct error *error);
+
 /* The bytes a token stands for, borrowed; a special token is its own text, and so is one that is not written in the
  * byte alphabet. Length in *bytes. token must be in range. They need not be whole UTF-8 characters. */
 const char *tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t token, size_t *bytes);

@@ -19,6 +19,7 @@ tsan        350 thread sanitizer over scheduler, queues, loop, threads, log, sta
 eval        220 pytest tests/eval: what eval measures, beside the reference and recomputation
 bench       220 pytest tests/bench: what bench prints
 fuzz        120 seeded mutations of files and requests, with sanitizers
+template     40 pytest tests/template: chat templates beside Python's jinja2
 api         200 pytest tests/api: real clients against the server
 scripts     100 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
 readme       50 pytest tests/readme: the examples of README.md as printed
@@ -172,6 +173,11 @@ stage_logits() {
 stage_api() {
   need_test_build
   run_pytest build-test tests/api
+}
+
+stage_template() {
+  need_test_build
+  DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/template
 }
 
 stage_bench() {

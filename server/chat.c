@@ -1,146 +1,83 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/chat.h"
 
-#include "engine/chat.h"
+#include "server/chat_messages.h"
 #include "server/generation.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { TOP_LOGPROBS_MAX = 20 };
 
 static const char *const known[] = {PARAMS_KNOWN, "messages", "max_tokens", "max_completion_tokens", "logprobs",
-    "top_logprobs", "parallel_tool_calls", "tool_choice", "function_call", "modalities", NULL};
+    "top_logprobs", "parallel_tool_calls", "tools", "tool_choice", "function_call", "modalities", "documents",
+    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", NULL};
 static const struct field_unsupported unsupported[] = {PARAMS_UNSUPPORTED, {"audio", REFUSE_PRESENT},
     {"web_search_options", REFUSE_PRESENT}, {"reasoning_effort", REFUSE_PRESENT}, {"verbosity", REFUSE_PRESENT},
-    {"add_special_tokens", REFUSE_TRUE}, {"echo", REFUSE_TRUE}, {"prompt", REFUSE_PRESENT},
-    {"continue_final_message", REFUSE_TRUE}, {"chat_template", REFUSE_PRESENT}, {"documents", REFUSE_NONEMPTY},
-    {NULL, REFUSE_PRESENT}};
+    {"echo", REFUSE_TRUE}, {"prompt", REFUSE_PRESENT}, {"chat_template", REFUSE_PRESENT}, {NULL, REFUSE_PRESENT}};
 
-/* Messages, and the contents that had to be joined from parts. */
-struct chat_input {
-    struct chat_message *messages;
-    char **joined; /* [count], NULL where the JSON's own string is used */
-    size_t count;
-};
-
-static void chat_input_free(struct chat_input *input) {
-    for (size_t i = 0; input->joined != NULL && i < input->count; i++)
-        free(input->joined[i]);
-    free(input->joined);
-    free(input->messages);
-}
-
-/* The template's role for an API role, NULL for none. */
-static const char *chat_role(const char *role) {
-    static const char *const roles[] = {"system", "user", "assistant", "tool", "function"};
-    if (strcmp(role, "developer") == 0)
-        return "system";
-    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
-        if (strcmp(role, roles[i]) == 0)
-            return roles[i];
-    return NULL;
-}
-
-/* Joins text parts; name is "messages[i].content". */
-static int chat_join_parts(
-    const json_t *parts, const char *name, struct chat_message *message, char **joined, struct fault *fault) {
-    struct buffer text = {0};
-    size_t i;
-    json_t *part;
-    json_array_foreach(parts, i, part) {
-        const json_t *type = json_object_get(part, "type"), *content = json_object_get(part, "text");
-        if (!json_is_string(type) || strcmp(json_string_value(type), "text") != 0 || !json_is_string(content)) {
-            buffer_free(&text);
-            return fault_invalid(fault, name,
-                "%s: part %zu is not {\"type\": \"text\", \"text\": string}; other kinds are not supported by this "
-                "server",
-                name, i);
-        }
-        buffer_append(&text, json_string_value(content), json_string_length(content));
+/* The texts between which a format writes calls: as special tokens they would be left out of the answer. */
+static void chat_keep_markers(enum tool_format format, const struct parse_context *context, struct request *request) {
+    static const struct {
+        enum tool_format format;
+        const char *text;
+    } markers[] = {{TOOL_FORMAT_HERMES, "<tool_call>"}, {TOOL_FORMAT_HERMES, "</tool_call>"},
+        {TOOL_FORMAT_LLAMA3, "<|python_tag|>"}, {TOOL_FORMAT_MISTRAL, "[TOOL_CALLS]"}};
+    for (size_t i = 0; i < sizeof markers / sizeof markers[0]; i++) {
+        struct token_list ids = {0};
+        const char *text = markers[i].text;
+        bool one = markers[i].format == format &&
+                   tokenizer_encode(context->tokenizer, text, strlen(text), true, &ids, NULL) == 0 && ids.count == 1;
+        if (one && request->kept_special_count < KEPT_SPECIAL_MAX)
+            request->kept_special[request->kept_special_count++] = ids.ids[0];
+        token_list_free(&ids);
     }
-    if (text.failed) {
-        buffer_free(&text);
-        return fault_memory(fault);
-    }
-    *joined = text.data;
-    message->content = text.data == NULL ? "" : text.data;
-    message->content_bytes = text.length;
-    return 0;
 }
 
-static int chat_read_message(
-    const json_t *item, size_t number, struct chat_message *message, char **joined, struct fault *fault) {
-    char name[48];
-    const char *role = NULL;
-    snprintf(name, sizeof name, "messages[%zu]", number);
-    if (!json_is_object(item))
-        return fault_invalid(fault, name, "%s must be an object, not %s", name, field_type(item));
-    if (json_is_string(field_get(item, "role")))
-        role = chat_role(json_string_value(field_get(item, "role")));
-    if (role == NULL) {
-        const json_t *given = field_get(item, "role");
-        snprintf(name, sizeof name, "messages[%zu].role", number);
-        return fault_invalid(fault, name,
-            "%s is %.40s; it must be one of system, developer, user, assistant, tool, function", name,
-            given == NULL           ? "missing"
-            : json_is_string(given) ? json_string_value(given)
-                                    : field_type(given));
+/* The prompt's tokens. Templates write the BOS token themselves; with add_special it is put in front of those that do
+ * not. */
+static int chat_encode(const struct template_text *text, bool add_special, const struct parse_context *context,
+    struct token_list *ids, struct fault *fault) {
+    int32_t bos = tokenizer_bos(context->tokenizer);
+    if (params_encode_marked(text, context, ids, fault) != 0)
+        return -1;
+    if (add_special && bos >= 0 && (ids->count == 0 || ids->ids[0] != bos)) {
+        if (token_list_append(ids, bos) != 0)
+            return fault_memory(fault);
+        memmove(ids->ids + 1, ids->ids, (ids->count - 1) * sizeof *ids->ids);
+        ids->ids[0] = bos;
     }
-    message->role = role;
-    if (field_get(item, "tool_calls") != NULL && json_array_size(field_get(item, "tool_calls")) > 0)
-        return fault_invalid(fault, name, "%s.tool_calls is not supported by this server", name);
-    snprintf(name, sizeof name, "messages[%zu].content", number);
-    const json_t *content = field_get(item, "content");
-    if (json_is_array(content))
-        return chat_join_parts(content, name, message, joined, fault);
-    if (!json_is_string(content) && !(content == NULL && strcmp(role, "assistant") == 0))
-        return fault_invalid(fault, name, "%s must be a string or an array of text parts, not %s", name,
-            content == NULL ? "null" : field_type(content));
-    message->content = content == NULL ? "" : json_string_value(content);
-    message->content_bytes = content == NULL ? 0 : json_string_length(content);
-    return 0;
-}
-
-static int chat_read_messages(const json_t *body, struct chat_input *input, struct fault *fault) {
-    const json_t *messages = field_get(body, "messages");
-    if (!json_is_array(messages) || json_array_size(messages) == 0)
-        return fault_invalid(fault, "messages", "messages must be an array with at least one message");
-    input->count = json_array_size(messages);
-    input->messages = calloc(input->count, sizeof *input->messages);
-    input->joined = calloc(input->count, sizeof *input->joined);
-    if (input->messages == NULL || input->joined == NULL)
-        return fault_memory(fault);
-    for (size_t i = 0; i < input->count; i++)
-        if (chat_read_message(json_array_get(messages, i), i, &input->messages[i], &input->joined[i], fault) != 0)
-            return -1;
+    if (ids->count == 0)
+        return fault_invalid(fault, "messages", "the chat template makes an empty prompt of these messages");
     return 0;
 }
 
 /* Messages -> the request's one prompt. */
 static int chat_read_prompt(
-    const json_t *body, const struct parse_context *context, struct request *request, struct fault *fault) {
-    struct chat_input input = {0};
+    const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault) {
+    struct template_text text = {0};
     struct token_list ids = {0};
-    char *prompt = NULL;
-    size_t bytes = 0;
-    int failed = chat_read_messages(body, &input, fault);
-    if (failed != 0)
-        goto done;
-    request->prompts = calloc(1, sizeof *request->prompts);
-    prompt = chat_render(input.messages, input.count, true, &bytes);
-    if (request->prompts == NULL || prompt == NULL)
-        failed = fault_memory(fault);
-    if (failed == 0)
-        failed = params_encode(prompt, bytes, false, true, context, &ids, fault);
-    if (failed == 0)
-        failed = params_add_prompt(request, &ids, context, "messages", fault);
-done:
-    free(prompt);
+    bool add_special = false;
+    if (field_boolean(body, "add_special_tokens", &add_special, fault) != 0 ||
+        chat_messages_render(body, context, &plan->tools, &text, fault) != 0)
+        goto failed;
+    plan->request->prompts = calloc(1, sizeof *plan->request->prompts);
+    if (plan->request->prompts == NULL) {
+        fault_memory(fault);
+        goto failed;
+    }
+    if (chat_encode(&text, add_special, context, &ids, fault) != 0 ||
+        params_add_prompt(plan->request, &ids, context, "messages", fault) != 0)
+        goto failed;
+    if (plan->tools.count > 0)
+        chat_keep_markers(plan->tools.format, context, plan->request);
+    template_text_free(&text);
     token_list_free(&ids);
-    chat_input_free(&input);
-    return failed;
+    return 0;
+failed:
+    template_text_free(&text);
+    token_list_free(&ids);
+    return -1;
 }
 
 static int chat_read_logprobs(const json_t *body, struct request *request, struct fault *fault) {
@@ -156,22 +93,10 @@ static int chat_read_logprobs(const json_t *body, struct request *request, struc
     return 0;
 }
 
-/* Tools are not there, so only the choices that need none are accepted. */
-static int chat_check_tools(const json_t *body, struct fault *fault) {
-    static const char *const names[] = {"tool_choice", "function_call"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const json_t *choice = field_get(body, names[i]);
-        if (choice == NULL)
-            continue;
-        const char *value = json_is_string(choice) ? json_string_value(choice) : "";
-        if (strcmp(value, "none") != 0 && strcmp(value, "auto") != 0)
-            return fault_invalid(fault, names[i], "%s is '%.40s'; only none and auto are supported by this server",
-                names[i], json_is_string(choice) ? value : field_type(choice));
-    }
-    const json_t *modalities = field_get(body, "modalities");
+static int chat_check_modalities(const json_t *body, struct fault *fault) {
     size_t i;
     json_t *modality;
-    json_array_foreach(modalities, i, modality) {
+    json_array_foreach(field_get(body, "modalities"), i, modality) {
         if (!json_is_string(modality) || strcmp(json_string_value(modality), "text") != 0)
             return fault_invalid(fault, "modalities", "modalities other than text are not supported by this server");
     }
@@ -181,7 +106,7 @@ static int chat_check_tools(const json_t *body, struct fault *fault) {
 int chat_parse(const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault) {
     plan->chat = true;
     if (fields_check(body, known, unsupported, context->request_id, fault) != 0 ||
-        params_read(body, context, plan, fault) != 0 || chat_check_tools(body, fault) != 0 ||
+        params_read(body, context, plan, fault) != 0 || chat_check_modalities(body, fault) != 0 ||
         chat_read_logprobs(body, plan->request, fault) != 0)
         return -1;
     bool present;
@@ -189,11 +114,59 @@ int chat_parse(const json_t *body, const struct parse_context *context, struct p
     if (params_read_limit(body, "max_tokens", context, &plan->request->max_tokens, &present, fault) != 0 ||
         params_read_limit(body, "max_completion_tokens", context, &plan->request->max_tokens, &present, fault) != 0)
         return -1;
-    if (context->chat_refusal != NULL)
-        return fault_invalid(fault, "messages", "this model cannot chat: %s", context->chat_refusal);
-    return chat_read_prompt(body, context, plan->request, fault);
+    return chat_read_prompt(body, context, plan, fault);
 }
 
 void chat_handle(struct exchange *exchange) {
     generation_handle(exchange, chat_parse);
+}
+
+/* --- /apply-template --- */
+
+struct apply_job {
+    struct exchange *exchange;
+    struct parse_context context;
+    struct buffer reply;
+    struct fault fault;
+    int failed;
+};
+
+static void apply_run(void *state) {
+    struct apply_job *job = state;
+    const struct buffer *text = &job->exchange->body;
+    struct tool_set tools = {0};
+    struct template_text prompt = {0};
+    json_t *body = fields_parse(text->data, text->length, &job->fault);
+    job->failed = body == NULL || params_check_model(body, &job->context, &job->fault) != 0 ||
+                  chat_messages_render(body, &job->context, &tools, &prompt, &job->fault) != 0;
+    if (!job->failed) {
+        buffer_string(&job->reply, "{\"prompt\":");
+        buffer_json_string(&job->reply, prompt.text, prompt.bytes);
+        buffer_string(&job->reply, "}");
+    }
+    tool_set_free(&tools);
+    template_text_free(&prompt);
+    json_decref(body);
+}
+
+static void apply_done(void *state) {
+    struct apply_job *job = state;
+    if (!job->failed && job->reply.failed)
+        job->failed = fault_memory(&job->fault);
+    if (!job->exchange->abandoned && job->failed)
+        exchange_fault(job->exchange, &job->fault);
+    else if (!job->exchange->abandoned)
+        exchange_json(job->exchange, 200, &job->reply);
+    buffer_free(&job->reply);
+    free(job);
+}
+
+void apply_template_handle(struct exchange *exchange) {
+    struct apply_job *job = calloc(1, sizeof *job);
+    if (job != NULL)
+        *job = (struct apply_job){.exchange = exchange, .context = generation_context(exchange)};
+    if (job == NULL || exchange_work(exchange, apply_run, apply_done, job) != 0) {
+        free(job);
+        exchange_fault_memory(exchange);
+    }
 }

@@ -109,8 +109,23 @@ static void format_chat_token(struct choice_part *part, const struct reply *repl
 
 /* --- Parts --- */
 
+/* The output's text into content and calls. */
+static void choice_part_parse(struct choice_part *part, const struct reply *reply, const struct output *output) {
+    struct tool_parser *parser = &part->parser;
+    if (parser->set == NULL)
+        tool_parser_begin(parser, reply->tools);
+    tool_parser_push(parser, output->text, output->text_bytes);
+    if (output->finish != FINISH_NONE)
+        tool_parser_finish(parser);
+    buffer_append(&part->text, parser->content.data, parser->content.length);
+    parser->content.length = 0;
+}
+
 void choice_part_add(struct choice_part *part, const struct reply *reply, const struct output *output) {
-    buffer_append(&part->text, output->text, output->text_bytes);
+    if (reply->tools == NULL)
+        buffer_append(&part->text, output->text, output->text_bytes);
+    else
+        choice_part_parse(part, reply, output);
     if (reply->logprobs < 0)
         return;
     for (uint32_t i = 0; i < output->tokens_count; i++) {
@@ -132,11 +147,12 @@ void choice_part_free(struct choice_part *part) {
     buffer_free(&part->token_logprobs);
     buffer_free(&part->top_logprobs);
     buffer_free(&part->text_offsets);
+    tool_parser_free(&part->parser);
 }
 
 bool choice_part_failed(const struct choice_part *part) {
     return part->text.failed || part->tokens.failed || part->token_logprobs.failed || part->top_logprobs.failed ||
-           part->text_offsets.failed;
+           part->text_offsets.failed || tool_parser_failed(&part->parser);
 }
 
 static void format_array(struct buffer *out, const char *name, const struct buffer *entries) {
@@ -170,8 +186,11 @@ static void format_logprobs(struct buffer *out, const struct reply *reply, const
     buffer_string(out, "}");
 }
 
-static void format_finish(struct buffer *out, enum finish_reason finish) {
-    const char *reason = finish == FINISH_STOP ? "\"stop\"" : finish == FINISH_LENGTH ? "\"length\"" : "null";
+/* part: NULL where there can be no calls. */
+static void format_finish(struct buffer *out, const struct choice_part *part, enum finish_reason finish) {
+    bool calls = part != NULL && part->parser.calls_count > 0;
+    const char *stop = calls ? "\"tool_calls\"" : "\"stop\"";
+    const char *reason = finish == FINISH_STOP ? stop : finish == FINISH_LENGTH ? "\"length\"" : "null";
     buffer_format(out, ",\"finish_reason\":%s}", reason);
 }
 
@@ -190,19 +209,43 @@ void format_begin(struct buffer *out, const struct reply *reply) {
     format_head(out, reply, reply->chat ? "chat.completion" : "text_completion");
 }
 
+static void format_call(struct buffer *out, const struct tool_call *call, size_t index) {
+    buffer_format(
+        out, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", index > 0 ? "," : "", call->id);
+    buffer_json_cstring(out, call->name);
+    buffer_string(out, ",\"arguments\":");
+    buffer_json_string(out, call->arguments.data, call->arguments.length);
+    buffer_string(out, "}}");
+}
+
+static void format_message(struct buffer *out, const struct choice_part *part) {
+    const struct tool_parser *parser = &part->parser;
+    buffer_string(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+    if (part->text.length == 0 && parser->calls_count > 0)
+        buffer_string(out, "null");
+    else
+        buffer_json_string(out, part->text.data, part->text.length);
+    buffer_string(out, ",\"refusal\":null");
+    if (parser->calls_count > 0) {
+        buffer_string(out, ",\"tool_calls\":[");
+        for (size_t i = 0; i < parser->calls_count; i++)
+            format_call(out, &parser->calls[i], i);
+        buffer_string(out, "]");
+    }
+    buffer_string(out, "}");
+}
+
 void format_choice(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
     enum finish_reason finish) {
     buffer_format(out, index == 0 ? "{\"index\":%u," : ",{\"index\":%u,", index);
     if (reply->chat) {
-        buffer_string(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-        buffer_json_string(out, part->text.data, part->text.length);
-        buffer_string(out, ",\"refusal\":null}");
+        format_message(out, part);
     } else {
         buffer_string(out, "\"text\":");
         buffer_json_string(out, part->text.data, part->text.length);
     }
     format_logprobs(out, reply, part);
-    format_finish(out, finish);
+    format_finish(out, part, finish);
 }
 
 static void format_usage(struct buffer *out, const struct usage *usage) {
@@ -236,7 +279,7 @@ static void format_chunk_end(struct buffer *out, const struct reply *reply) {
 void format_chunk_role(struct buffer *out, const struct reply *reply, uint32_t index) {
     format_chunk_begin(out, reply);
     buffer_format(out, "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null", index);
-    format_finish(out, FINISH_NONE);
+    format_finish(out, NULL, FINISH_NONE);
     format_chunk_end(out, reply);
 }
 
@@ -249,16 +292,47 @@ void format_chunk(struct buffer *out, const struct reply *reply, uint32_t index,
     if (reply->chat)
         buffer_string(out, "}");
     format_logprobs(out, reply, part);
-    format_finish(out, finish);
+    format_finish(out, part, finish);
     format_chunk_end(out, reply);
 }
 
-void format_chunk_finish(struct buffer *out, const struct reply *reply, uint32_t index, enum finish_reason finish) {
+/* A delta of one call; announce: its id and name, else the arguments that were not sent. */
+static void format_chunk_call(struct buffer *out, const struct reply *reply, uint32_t index, size_t number,
+    struct tool_call *call, bool announce) {
+    format_chunk_begin(out, reply);
+    buffer_format(out, "{\"index\":%u,\"delta\":{\"tool_calls\":[{\"index\":%zu,", index, number);
+    if (announce) {
+        buffer_format(out, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", call->id);
+        buffer_json_cstring(out, call->name);
+        buffer_string(out, ",\"arguments\":\"\"");
+        call->announced = true;
+    } else {
+        buffer_string(out, "\"function\":{\"arguments\":");
+        buffer_json_string(out, call->arguments.data + call->sent, call->arguments.length - call->sent);
+        call->sent = call->arguments.length;
+    }
+    buffer_string(out, "}}]},\"logprobs\":null");
+    format_finish(out, NULL, FINISH_NONE);
+    format_chunk_end(out, reply);
+}
+
+void format_chunk_calls(struct buffer *out, const struct reply *reply, uint32_t index, struct choice_part *part) {
+    for (size_t i = 0; i < part->parser.calls_count; i++) {
+        struct tool_call *call = &part->parser.calls[i];
+        if (!call->announced)
+            format_chunk_call(out, reply, index, i, call, true);
+        if (call->sent < call->arguments.length)
+            format_chunk_call(out, reply, index, i, call, false);
+    }
+}
+
+void format_chunk_finish(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
+    enum finish_reason finish) {
     format_chunk_begin(out, reply);
     buffer_format(out, "{\"index\":%u,", index);
     buffer_string(out, reply->chat ? "\"delta\":{}" : "\"text\":\"\"");
     buffer_string(out, ",\"logprobs\":null");
-    format_finish(out, finish);
+    format_finish(out, part, finish);
     format_chunk_end(out, reply);
 }
 

@@ -7,6 +7,10 @@
  * chat.completion    choices: [{index, message: {role, content, refusal}, logprobs, finish_reason}]
  * chat.completion.chunk  choices: [{index, delta: {role, content}, logprobs, finish_reason}]
  *
+ * With calls of tools a message has tool_calls: [{id, type, function: {name, arguments}}], and content null where it is
+ * empty; a stream has deltas of its own for them, {tool_calls: [{index, id, type, function: {name, arguments: ""}}]}
+ * and then {tool_calls: [{index, function: {arguments}}]} as they come. finish_reason is tool_calls instead of stop.
+ *
  * Log-probabilities of completions are four parallel arrays: tokens, token_logprobs, top_logprobs (an object for each
  * token; null altogether when none were asked for), text_offset (characters from the start of the prompt). The chosen
  * token is always among the top ones. Those of chats: content [{token, logprob, bytes, top_logprobs}]. A token that is
@@ -20,6 +24,7 @@
 
 #include "engine/scheduler.h"
 #include "server/buffer.h"
+#include "server/tool_calls.h"
 
 /* What all parts of one reply have in common. */
 struct reply {
@@ -29,8 +34,9 @@ struct reply {
     const char *model;
     const char *fingerprint;
     const struct tokenizer *tokenizer;
-    int logprobs;       /* as in struct request */
-    bool include_usage; /* stream: chunks have usage: null */
+    const struct tool_set *tools; /* what calls are looked for; NULL: none */
+    int logprobs;                 /* as in struct request */
+    bool include_usage;           /* stream: chunks have usage: null */
 };
 
 /* One choice's text and log-probabilities, gathered from outputs: of all outputs, or of one for a chunk. */
@@ -40,9 +46,10 @@ struct choice_part {
     struct buffer token_logprobs;
     struct buffer top_logprobs;
     struct buffer text_offsets;
+    struct tool_parser parser; /* with tools: what comes of them, from all outputs */
 };
 void choice_part_add(struct choice_part *part, const struct reply *reply, const struct output *output);
-void choice_part_clear(struct choice_part *part); /* keeps the memory */
+void choice_part_clear(struct choice_part *part); /* keeps the memory, and calls of tools */
 void choice_part_free(struct choice_part *part);
 bool choice_part_failed(const struct choice_part *part);
 
@@ -68,7 +75,10 @@ void format_end(struct buffer *out, const struct usage *usage);
 void format_chunk_role(struct buffer *out, const struct reply *reply, uint32_t index);
 void format_chunk(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
     enum finish_reason finish);
-void format_chunk_finish(struct buffer *out, const struct reply *reply, uint32_t index, enum finish_reason finish);
+/* What was added to the calls of tools since it was called last; of the last chunk, part may be NULL: no calls. */
+void format_chunk_calls(struct buffer *out, const struct reply *reply, uint32_t index, struct choice_part *part);
+void format_chunk_finish(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
+    enum finish_reason finish);
 void format_chunk_usage(struct buffer *out, const struct reply *reply, const struct usage *usage);
 void format_done(struct buffer *out);
 

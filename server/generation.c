@@ -27,6 +27,7 @@ struct generation {
     struct exchange *exchange; /* a reference */
     struct request *request;
     struct reply reply;
+    struct tool_set tools;
     struct choice_state *choices; /* [choices_count] */
     uint32_t choices_count;
     struct usage usage;
@@ -44,6 +45,7 @@ static void generation_free(struct generation *generation) {
     for (uint32_t i = 0; generation->choices != NULL && i < generation->choices_count; i++)
         choice_part_free(&generation->choices[i].part);
     free(generation->choices);
+    tool_set_free(&generation->tools);
     buffer_free(&generation->scratch);
     request_free(generation->request);
     free(generation);
@@ -96,11 +98,14 @@ static struct generation *generation_create(struct exchange *exchange, struct pl
     generation->exchange = exchange;
     generation->request = plan->request;
     plan->request = NULL;
+    generation->tools = plan->tools;
+    plan->tools = (struct tool_set){0};
     generation->reply = (struct reply){.chat = plan->chat,
         .created = time(NULL),
         .model = server->model_id,
         .fingerprint = server->fingerprint,
         .tokenizer = server->model.tokenizer,
+        .tools = generation->tools.count > 0 ? &generation->tools : NULL,
         .logprobs = generation->request->logprobs,
         .include_usage = plan->include_usage};
     for (uint32_t i = 0; i < generation->request->prompts_count; i++)
@@ -189,6 +194,7 @@ struct parse_context generation_context(const struct exchange *exchange) {
         .kv_policy = &server->model.kv_policy,
         .policy_model = server->model.policy_model,
         .policies = server->admin == NULL ? NULL : server->admin->policies,
+        .chat_template = server->model.chat_template,
         .chat_refusal = server->model.chat_refusal,
         .request_id = exchange->id};
 }
@@ -290,8 +296,10 @@ static void generation_stream_output(struct generation *generation, const struct
     bool in_one = finished && !reply->chat; /* a completion's last chunk has text and reason */
     if ((content && !failed) || in_one)
         format_chunk(out, reply, output->choice, &choice->part, in_one ? output->finish : FINISH_NONE);
+    if (!failed)
+        format_chunk_calls(out, reply, output->choice, &choice->part);
     if (finished && !in_one)
-        format_chunk_finish(out, reply, output->choice, output->finish);
+        format_chunk_finish(out, reply, output->choice, &choice->part, output->finish);
     if (choice_part_failed(&choice->part))
         out->failed = true;
     if (echoed)

@@ -10,6 +10,7 @@
 
 void plan_free(struct plan *plan) {
     request_free(plan->request);
+    tool_set_free(&plan->tools);
     *plan = (struct plan){0};
 }
 
@@ -191,6 +192,14 @@ int params_encode(const char *text, size_t bytes, bool add_special, bool parse_s
         failed = token_list_append(ids, tokenizer_bos(context->tokenizer)) != 0;
     failed = failed || tokenizer_encode(context->tokenizer, text, bytes, parse_special, ids, &error) != 0;
     return failed ? fault_memory(fault) : 0;
+}
+
+int params_encode_marked(const struct template_text *text, const struct parse_context *context, struct token_list *ids,
+    struct fault *fault) {
+    struct error error;
+    if (tokenizer_encode_marked(context->tokenizer, text->text, text->input, text->bytes, ids, &error) != 0)
+        return fault_memory(fault);
+    return 0;
 }
 
 int params_encode_prompt(const char *text, size_t bytes, bool add_special, const struct parse_context *context,

@@ -27,6 +27,7 @@
 #include "engine/scheduler.h"
 #include "server/fields.h"
 #include "server/policy_table.h"
+#include "server/tool_calls.h"
 
 enum { CHOICES_MAX = 2048, ECHOED_MAX = 1 << 20, STOPS_MAX = 4, N_MAX = 128, BEST_OF_MAX = 20 };
 
@@ -37,11 +38,12 @@ struct parse_context {
     uint32_t context;    /* most tokens of prompt and completion; the scheduler knows whether they fit the pages */
     uint32_t tokens_max; /* of a sequence that is not pruned, as clients are told */
     const char *model_id;
-    const struct policy_settings *kv_policy; /* of requests that choose none */
-    struct policy_model policy_model;        /* whose trained policies there may be; fingerprint NULL: none */
-    struct policy_table *policies;           /* trained ones, and what kv_policy is now; NULL: there are none */
-    const char *chat_refusal;                /* why /v1/chat/completions cannot be served; NULL: it can */
-    const char *request_id;                  /* for logs */
+    const struct policy_settings *kv_policy;   /* of requests that choose none */
+    struct policy_model policy_model;          /* whose trained policies there may be; fingerprint NULL: none */
+    struct policy_table *policies;             /* trained ones, and what kv_policy is now; NULL: there are none */
+    const struct chat_template *chat_template; /* NULL: chats cannot be served */
+    const char *chat_refusal;                  /* why not */
+    const char *request_id;                    /* for logs */
 };
 
 /* A request ready for the scheduler, and how its reply is written. */
@@ -49,6 +51,7 @@ struct plan {
     struct request *request; /* owned */
     bool chat;
     bool include_usage;
+    struct tool_set tools; /* calls of which are looked for in the answer; none: nothing is. Owned */
 };
 void plan_free(struct plan *plan);
 
@@ -72,6 +75,10 @@ int params_add_prompt(struct request *request, struct token_list *ids, const str
 /* Text as tokens: with the model's BOS token in front if add_special and the model wants one. */
 int params_encode(const char *text, size_t bytes, bool add_special, bool parse_special,
     const struct parse_context *context, struct token_list *ids, struct fault *fault);
+
+/* Text as tokens: special ones where no byte of theirs is marked. */
+int params_encode_marked(
+    const struct template_text *text, const struct parse_context *context, struct token_list *ids, struct fault *fault);
 
 /* Text as a prompt, special tokens parsed. Empty text becomes the BOS token, or else the
  * first end token of the vocabulary, so that there is something to continue. */

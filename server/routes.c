@@ -11,6 +11,7 @@
 const struct route server_routes[] = {
     {"POST", "/v1/completions", completions_handle, true, NULL},
     {"POST", "/v1/chat/completions", chat_handle, true, NULL},
+    {"POST", "/apply-template", apply_template_handle, true, NULL},
     {"GET", "/v1/models", models_list, false, NULL},
     {"GET", "/v1/models/*", models_retrieve, false, NULL},
     {"POST", "/tokenize", tokenize_handle, true, NULL},

@@ -26,8 +26,9 @@ typedef int (*server_train)(const struct train_run *run, struct error *error);
 struct server_model {
     struct scheduler *scheduler;
     const struct tokenizer *tokenizer;
-    const char *fingerprint;  /* hex */
-    const char *chat_refusal; /* why its chat template cannot be written; NULL: it can */
+    const char *fingerprint;                   /* hex */
+    const struct chat_template *chat_template; /* NULL: there is none */
+    const char *chat_refusal;                  /* why there is none */
     uint32_t vocabulary;
     uint32_t context;                 /* tokens that any sequence may see: prompt and completion */
     uint32_t tokens_max;              /* of one that is not pruned: the context, or what the page pool holds of it */

@@ -51,7 +51,9 @@ static void assign(struct run *run, const struct node *target, struct value valu
 static struct value filter_block_value(struct run *run, const struct node *filter, struct value value) {
     if (filter == NULL)
         return value;
+    run_enter(run);
     value = filter_block_value(run, filter->left, value);
+    run_leave(run);
     struct arguments arguments = {.count = filter->items.count, .keywords_count = filter->others.count};
     arguments.items = arena_take(&run->arena, arguments.count * sizeof *arguments.items);
     arguments.keywords = arena_take(&run->arena, arguments.keywords_count * sizeof *arguments.keywords);

@@ -237,7 +237,12 @@ static struct value filter_groupby(struct run *run, struct value self, const str
     return groups;
 }
 
-/* --- map, select, reject --- */
+/* --- map, select, reject: of anything that is false (none too) they make an empty list --- */
+
+static const struct list *items_if_any(struct run *run, struct value self) {
+    static const struct list empty;
+    return value_truth(run, self) ? value_items(run, self) : &empty;
+}
 
 static struct value keyword_of(const struct arguments *arguments, const char *name) {
     for (size_t i = 0; i < arguments->keywords_count; i++)
@@ -255,7 +260,7 @@ static struct arguments rest_of(const struct arguments *arguments, size_t used) 
 }
 
 static struct value filter_map(struct run *run, struct value self, const struct arguments *arguments) {
-    const struct list *items = value_items(run, self);
+    const struct list *items = items_if_any(run, self);
     struct value list = value_list(run, VALUE_LIST), attribute = keyword_of(arguments, "attribute");
     struct value otherwise = keyword_of(arguments, "default");
     if (attribute.kind == VALUE_ABSENT && arguments->count == 0)
@@ -280,7 +285,7 @@ static struct value filter_map(struct run *run, struct value self, const struct 
 /* Items that pass (or with keep false: fail) a test: the named one, else their truth. */
 static struct value selected(
     struct run *run, struct value self, const struct arguments *arguments, bool by_attribute, bool keep) {
-    const struct list *items = value_items(run, self);
+    const struct list *items = items_if_any(run, self);
     struct value list = value_list(run, VALUE_LIST);
     size_t used = by_attribute;
     if (arguments->count < used)

@@ -161,10 +161,12 @@ static struct value filter_tojson(struct run *run, struct value self, const stru
         for (int i = 0; i < 2; i++)
             separators[i] = argument_string(run, args[2].list->items[i], "a separator");
     }
-    if (argument_boolean(run, args[0], false))
-        arena_fail(&run->arena, "tojson with ensure_ascii is not supported");
-    json_write(&out, self, argument_string(run, indent, "indent"), separators[0], separators[1],
-        argument_boolean(run, args[3], false));
+    const struct json_style style = {.indent = argument_string(run, indent, "indent"),
+        .item_separator = separators[0],
+        .key_separator = separators[1],
+        .ascii = argument_boolean(run, args[0], false),
+        .sort_keys = argument_boolean(run, args[3], false)};
+    json_write(&out, self, &style);
     return builder_value(&out);
 }
 

@@ -4,6 +4,7 @@
 #include "template/run.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* --- Reading --- */
@@ -76,29 +77,41 @@ struct value json_value(struct run *run, const json_t *json, const uint8_t *mark
 
 /* --- Writing --- */
 
-struct json_style {
-    const struct string *indent, *item_separator, *key_separator;
-    bool sort_keys;
-};
-
 static void write_value(struct builder *out, struct value value, const struct json_style *style, unsigned depth);
 
-static void write_string(struct builder *out, const struct string *string) {
+/* As \\u escapes of UTF-16. Bytes that are not UTF-8 stay. */
+static void write_escaped(struct builder *out, const struct string *string, size_t at, size_t step, int32_t character) {
+    const uint8_t *mark = string->input == NULL ? NULL : string->input + at;
+    char text[16];
+    if (character < 0) {
+        builder_bytes(out, string->text + at, step, mark);
+        return;
+    }
+    if (character < 0x10000)
+        snprintf(text, sizeof text, "\\u%04x", (unsigned)character);
+    else
+        snprintf(text, sizeof text, "\\u%04x\\u%04x", 0xd7c0 + ((unsigned)character >> 10),
+            0xdc00 + ((unsigned)character & 0x3ff));
+    builder_bytes(out, text, strlen(text), mark);
+}
+
+static void write_string(struct builder *out, const struct string *string, bool ascii) {
+    static const char escaped[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
     size_t plain = 0; /* where what is not written yet begins */
+    int32_t character;
     builder_text(out, "\"");
-    for (size_t at = 0; at < string->bytes; at++) {
-        static const char escaped[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
-        unsigned char c = (unsigned char)string->text[at];
-        const char *found = memchr(escaped, c, sizeof escaped - 1);
-        if (found == NULL && c >= 0x20)
+    for (size_t at = 0, step; at < string->bytes; at += step) {
+        step = string_character(string, at, &character);
+        const char *found = character > 0 && character < 0x80 ? memchr(escaped, character, sizeof escaped - 1) : NULL;
+        if (found == NULL && (character < 0 || character >= 0x20) && (!ascii || character < 0x80))
             continue;
         struct string part = string_part(string, plain, at);
         builder_add(out, &part);
         if (found != NULL)
             builder_format(out, "\\%c", letters[found - escaped]);
         else
-            builder_format(out, "\\u%04x", c);
-        plain = at + 1;
+            write_escaped(out, string, at, step, character);
+        plain = at + step;
     }
     struct string part = string_part(string, plain, string->bytes);
     builder_add(out, &part);
@@ -159,7 +172,7 @@ static void write_dict(struct builder *out, const struct dict *dict, const struc
         if (i > 0)
             builder_add(out, style->item_separator);
         write_break(out, style, depth + 1);
-        write_string(out, key_text(out->run, dict->entries[i].key).string);
+        write_string(out, key_text(out->run, dict->entries[i].key).string, style->ascii);
         builder_add(out, style->key_separator);
         write_value(out, dict->entries[i].value, style, depth + 1);
     }
@@ -189,7 +202,7 @@ static void write_value(struct builder *out, struct value value, const struct js
         value_repr(out, value);
         break;
     case VALUE_STRING:
-        write_string(out, value.string);
+        write_string(out, value.string, style->ascii);
         break;
     case VALUE_LIST:
     case VALUE_TUPLE:
@@ -204,14 +217,12 @@ static void write_value(struct builder *out, struct value value, const struct js
     run_leave(out->run);
 }
 
-void json_write(struct builder *out, struct value value, const struct string *indent,
-    const struct string *item_separator, const struct string *key_separator, bool sort_keys) {
+void json_write(struct builder *out, struct value value, const struct json_style *style) {
     const struct string comma = string_of(","), comma_blank = string_of(", "), colon = string_of(": ");
-    const struct json_style style = {.indent = indent,
-        .item_separator = item_separator != NULL ? item_separator
-                          : indent != NULL       ? &comma
-                                                 : &comma_blank,
-        .key_separator = key_separator != NULL ? key_separator : &colon,
-        .sort_keys = sort_keys};
-    write_value(out, value, &style, 0);
+    struct json_style whole = *style;
+    if (whole.item_separator == NULL)
+        whole.item_separator = style->indent != NULL ? &comma : &comma_blank;
+    if (whole.key_separator == NULL)
+        whole.key_separator = &colon;
+    write_value(out, value, &whole, 0);
 }

@@ -325,6 +325,50 @@ static struct value string_islower(struct run *run, struct value self, const str
     return cased_as(self, UTF8PROC_CATEGORY_LL, UTF8PROC_CATEGORY_LU);
 }
 
+/* The argument that a field of str.format names: by number, by name, or (empty) the next one. */
+static struct value format_field(
+    struct run *run, const struct string *field, const struct arguments *arguments, size_t *next) {
+    size_t number = 0;
+    bool digits = field->bytes > 0 && field->bytes < 6;
+    for (size_t i = 0; i < field->bytes && digits; i++) {
+        digits = field->text[i] >= '0' && field->text[i] <= '9';
+        number = number * 10 + (size_t)(field->text[i] - '0');
+    }
+    if (field->bytes == 0)
+        number = (*next)++;
+    if ((digits || field->bytes == 0) && number < arguments->count)
+        return arguments->items[number];
+    for (size_t i = 0; i < arguments->keywords_count && !digits; i++)
+        if (string_same(&arguments->keywords[i].name, field))
+            return arguments->keywords[i].value;
+    arena_fail(&run->arena, "str.format: no argument for the field '%.*s' (only numbers and names are supported)",
+        field->bytes > 60 ? 60 : (int)field->bytes, field->text);
+}
+
+/* str.format, with fields that are empty, a number or a name. */
+static struct value string_format(struct run *run, struct value self, const struct arguments *arguments) {
+    const struct string *format = self.string;
+    struct builder out = {.run = run};
+    size_t next = 0;
+    for (size_t at = 0; at < format->bytes;) {
+        char c = format->text[at];
+        bool twice = at + 1 < format->bytes && format->text[at + 1] == c;
+        if ((c != '{' && c != '}') || twice) {
+            struct string part = string_part(format, at, at + 1);
+            builder_add(&out, &part);
+            at += c == '{' || c == '}' ? 2 : 1;
+            continue;
+        }
+        const char *end = c == '}' ? NULL : memchr(format->text + at, '}', format->bytes - at);
+        if (end == NULL)
+            arena_fail(&run->arena, "str.format: a single '%c'", c);
+        struct string field = string_part(format, at + 1, (size_t)(end - format->text));
+        value_print(&out, format_field(run, &field, arguments, &next));
+        at = (size_t)(end - format->text) + 1;
+    }
+    return builder_value(&out);
+}
+
 const struct builtin string_methods[] = {
     {"upper", "", 0, string_upper, NULL},
     {"lower", "", 0, string_lower, NULL},
@@ -355,6 +399,7 @@ const struct builtin string_methods[] = {
     {"rjust", "width fillchar", 1, string_rjust, NULL},
     {"center", "width fillchar", 1, string_center, NULL},
     {"zfill", "width", 1, string_zfill, NULL},
+    {"format", NULL, 0, NULL, string_format},
     {"isalpha", "", 0, string_isalpha, NULL},
     {"isdigit", "", 0, string_isdigit, NULL},
     {"isdecimal", "", 0, string_isdecimal, NULL},

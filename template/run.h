@@ -105,9 +105,12 @@ void float_repr(double number, char out[32]);
 /* `format % value`. */
 struct value format_percent(struct run *run, const struct string *format, struct value value);
 
-/* As json.dumps(value, ensure_ascii=False, ...). indent NULL: on one line. */
-void json_write(struct builder *out, struct value value, const struct string *indent,
-    const struct string *item_separator, const struct string *key_separator, bool sort_keys);
+/* As json.dumps: NULL separators are Python's defaults, no indent is one line. */
+struct json_style {
+    const struct string *indent, *item_separator, *key_separator;
+    bool ascii, sort_keys;
+};
+void json_write(struct builder *out, struct value value, const struct json_style *style);
 
 /* Of arguments: fail when they are given and of another kind. */
 int64_t argument_integer(struct run *run, struct value value, int64_t otherwise, const char *name);

@@ -18,6 +18,11 @@
 
 enum { CACHE_MARK = 'K', FIELD_BYTES = 4 };
 
+/* Takes tools. */
+static const char fuzz_template[] =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>{% endfor %}{{ tools | tojson }}";
+
 static void expect(bool condition) {
     if (!condition)
         abort();
@@ -116,10 +121,14 @@ static void try_cache(const uint8_t *data, size_t bytes, const struct parse_cont
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     static struct tokenizer *tokenizer;
+    static struct chat_template *chat_template;
     static bool quiet;
     struct error error;
     if (tokenizer == NULL)
         tokenizer = fake_tokenizer_create(false);
+    if (chat_template == NULL)
+        chat_template = chat_template_create(fuzz_template, strlen(fuzz_template), tokenizer, &error);
+    expect(chat_template != NULL);
     if (!quiet) /* unknown fields are logged */
         quiet = log_open(LOG_ERROR, false, &error) == 0;
     struct policy_settings kv_policy;
@@ -129,6 +138,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         .context = 300,
         .tokens_max = 200,
         .model_id = "fake",
+        .chat_template = chat_template,
         .kv_policy = &kv_policy};
     if (bytes > 0 && data[0] == CACHE_MARK)
         try_cache(data + 1, bytes - 1, &context);
@@ -155,6 +165,13 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         /* snapkv, ratio 0.25, window 16, kernel 5, decode keep, scope layer; streaming, tokens 64, positions, sinks */
         "K\x1dx\x07x\x1f\x02@\x01\x0c\x08\x10x\x0d\x08\x05x\x19\x03\x04x\x07\x03\x01x",
         "K\x1dx\x02x\x01\x08@x\x1a\x03\x06x\x09\x08\x02x",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"h\"},{\"role\":\"assistant\",\"content\":null,"
+        "\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+        "\"{\\\"a\\\": 1}\"}}]},{\"role\":\"tool\",\"content\":\"r\",\"tool_call_id\":\"i\"}],\"tools\":[{"
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],\"tool_choice\":\"auto\","
+        "\"chat_template_kwargs\":{\"x\":1},\"parallel_tool_calls\":false}",
+        "{\"messages\":[{\"role\":\"assistant\",\"content\":\"ab \"}],\"continue_final_message\":true,"
+        "\"add_special_tokens\":true,\"documents\":[]}",
         "{\"unknown\":[[[[{}]]]],\"prompt\":\"<|im_start|>\"}",
     };
     if (index >= sizeof seeds / sizeof seeds[0])

@@ -30,6 +30,13 @@ struct fake_options {
 
 enum { FAKE_VOCABULARY = 259, FAKE_BOS = 256, FAKE_EOS = 257, FAKE_TOKEN_BYTES = 100 };
 
+/* SmolLM2's chat template. */
+#define FAKE_TEMPLATE                                                                                                  \
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"     \
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"                  \
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"               \
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
 struct scheduler *fake_scheduler_create(const struct fake_options *options);
 struct tokenizer *fake_tokenizer_create(bool adds_bos);
 

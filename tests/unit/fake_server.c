@@ -5,6 +5,7 @@
  * FAKE_MAX_RUNNING, FAKE_TOKENS_MAX, FAKE_LOAD_MS, FAKE_TRAIN_STEP_MS in the environment.
  */
 #include "config/config.h"
+#include "engine/chat_template.h"
 #include "engine/log.h"
 #include "policy/policy.h"
 #include "server/server.h"
@@ -27,6 +28,7 @@ struct fake {
     const struct config *config;
     struct scheduler *scheduler;
     struct tokenizer *tokenizer;
+    struct chat_template *chat_template;
     struct policy_settings *policies; /* one */
     size_t policies_count;
 };
@@ -58,8 +60,18 @@ static int fake_load(void *context, const struct server_hooks *hooks, struct ser
         .wake_context = hooks->context};
     fake->scheduler = fake_scheduler_create(&options);
     fake->tokenizer = fake_tokenizer_create(false);
+    const char *template = fake->config->chat_template;
+    fake->chat_template = template[0] != '\0'
+                              ? chat_template_read(template, fake->tokenizer, error)
+                              : chat_template_create(FAKE_TEMPLATE, strlen(FAKE_TEMPLATE), fake->tokenizer, error);
+    if (fake->chat_template == NULL)
+        return error->code;
+    enum tool_format format = tool_format_find(fake->config->tool_call_format);
+    if (format != TOOL_FORMAT_UNKNOWN)
+        chat_template_set_format(fake->chat_template, format);
     *model = (struct server_model){.scheduler = fake->scheduler,
         .tokenizer = fake->tokenizer,
+        .chat_template = fake->chat_template,
         .fingerprint = FAKE_FINGERPRINT,
         .vocabulary = FAKE_VOCABULARY,
         .context = options.tokens_max,
@@ -92,6 +104,7 @@ int main(int count, char **arguments) {
     scheduler_free(fake.scheduler);
     server_free(server);
     config_free_policies(fake.policies, fake.policies_count);
+    chat_template_free(fake.chat_template);
     tokenizer_free(fake.tokenizer);
     config_free(&config);
     log_close();

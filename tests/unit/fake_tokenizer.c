@@ -72,24 +72,45 @@ bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t token) {
     return token >= 256;
 }
 
-int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool parse_special,
-    struct token_list *out, struct error *error) {
-    (void)tokenizer;
+static bool any_marked(const uint8_t *marks, size_t bytes) {
+    for (size_t i = 0; marks != NULL && i < bytes; i++)
+        if (marks[i] != 0)
+            return true;
+    return false;
+}
+
+static int fake_encode(
+    const char *text, const uint8_t *marks, size_t bytes, bool parse_special, struct token_list *out) {
     for (size_t i = 0; i < bytes;) {
         int32_t token = (unsigned char)text[i];
         size_t step = 1;
         for (int s = 0; parse_special && s < 3; s++) {
             size_t length = strlen(specials[s]);
-            if (bytes - i >= length && memcmp(text + i, specials[s], length) == 0) {
+            if (bytes - i >= length && memcmp(text + i, specials[s], length) == 0 &&
+                !any_marked(marks == NULL ? NULL : marks + i, length)) {
                 token = 256 + s;
                 step = length;
             }
         }
         if (token_list_append(out, token) != 0)
-            return error_set(error, ERROR_MEMORY, "out of memory");
+            return ERROR_MEMORY;
         i += step;
     }
     return 0;
+}
+
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool parse_special,
+    struct token_list *out, struct error *error) {
+    (void)tokenizer;
+    int code = fake_encode(text, NULL, bytes, parse_special, out);
+    return code == 0 ? 0 : error_set(error, code, "out of memory");
+}
+
+int tokenizer_encode_marked(const struct tokenizer *tokenizer, const char *text, const uint8_t *marks, size_t bytes,
+    struct token_list *out, struct error *error) {
+    (void)tokenizer;
+    int code = fake_encode(text, marks, bytes, true, out);
+    return code == 0 ? 0 : error_set(error, code, "out of memory");
 }
 
 const char *tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t token, size_t *bytes) {

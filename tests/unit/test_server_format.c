@@ -241,7 +241,7 @@ static void chunks_have_their_shape(void **state) {
     expect_equal_json(json_object_get(value, "choices"),
         "[{\"index\":3,\"delta\":{\"content\":\"a\\n\\\"\"},\"logprobs\":null,\"finish_reason\":null}]");
     json_decref(value);
-    format_chunk_finish(&buffer, &reply, 3, FINISH_LENGTH);
+    format_chunk_finish(&buffer, &reply, 3, NULL, FINISH_LENGTH);
     value = read_chunk(&buffer);
     expect_equal_json(json_object_get(value, "choices"),
         "[{\"index\":3,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"length\"}]");

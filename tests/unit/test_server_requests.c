@@ -19,6 +19,7 @@
 #include <string.h>
 
 static struct tokenizer *tokenizer;
+static struct chat_template *chat_template;
 static struct policy_settings kv_policy;
 
 static struct parse_context context_of(void) {
@@ -28,6 +29,7 @@ static struct parse_context context_of(void) {
         .tokens_max = 60,
         .model_id = "fake",
         .kv_policy = &kv_policy,
+        .chat_template = chat_template,
         .request_id = "req-test"};
 }
 
@@ -485,16 +487,51 @@ static void chats_out_of_range_are_refused(void **state) {
         {USER ",\"logprobs\":1}", "logprobs"},
         {USER ",\"top_logprobs\":21,\"logprobs\":true}", "top_logprobs"},
         {USER ",\"top_logprobs\":2}", "top_logprobs"},
-        {USER ",\"tools\":[{\"type\":\"function\"}]}", "tools"},
+        {USER ",\"tools\":[{\"type\":\"function\"}]}", "tools[0]"},
+        {USER ",\"tools\":{}}", "tools"},
+        /* the template has no place for them */
+        {USER ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}", "tools"},
+        {USER ",\"parallel_tool_calls\":1}", "parallel_tool_calls"},
+        {USER ",\"chat_template_kwargs\":[]}", "chat_template_kwargs"},
+        {USER ",\"continue_final_message\":true,\"add_generation_prompt\":true}", "continue_final_message"},
+        {USER ",\"documents\":{}}", "documents"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":5}]}", "messages[0].tool_calls"},
         {USER ",\"functions\":[{}]}", "functions"},
         {USER ",\"tool_choice\":\"required\"}", "tool_choice"},
         {USER ",\"tool_choice\":{\"type\":\"function\"}}", "tool_choice"},
         {USER ",\"modalities\":[\"audio\"]}", "modalities"},
         {USER ",\"response_format\":{\"type\":\"json_schema\"}}", "response_format"},
         {USER ",\"n\":200}", "n"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{}]}]}", "messages[0]"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{}]}]}", "messages[0].tool_calls"},
     };
     REFUSE(chat_parse, cases);
+}
+
+/* What strangers write is text, whatever it looks like: it cannot end a message. */
+static void special_tokens_in_contents_stay_text(void **state) {
+    (void)state;
+    struct plan plan = accepted(chat_parse,
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"<|im_end|>\"},{\"role\":\"user\",\"content\":"
+        "[{\"type\":\"text\",\"text\":\"<|im_\"},{\"type\":\"text\",\"text\":\"start|>\"}]}]}");
+    const struct prompt *prompt = &plan.request->prompts[0];
+    size_t special = 0;
+    for (uint32_t i = 0; i < prompt->count; i++)
+        special += prompt->tokens[i] >= 256;
+    assert_int_equal(special, 5); /* two messages of two, and the assistant's beginning */
+    plan_free(&plan);
+}
+
+static void a_last_message_may_be_continued(void **state) {
+    (void)state;
+    struct plan plan = accepted(chat_parse,
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"assistant\",\"content\":\" to S \"}],"
+        "\"continue_final_message\":true}");
+    expect_prompt(&plan, "<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\n to S ");
+    plan_free(&plan);
+    plan = accepted(chat_parse, USER ",\"add_generation_prompt\":false,\"add_special_tokens\":true}");
+    assert_int_equal(plan.request->prompts[0].tokens[0], FAKE_BOS);
+    assert_int_equal(plan.request->prompts[0].tokens[1], 's'); /* the template begins with it */
+    plan_free(&plan);
 }
 
 static void models_without_a_template_cannot_chat(void **state) {
@@ -502,6 +539,7 @@ static void models_without_a_template_cannot_chat(void **state) {
     struct parse_context context = context_of();
     struct plan plan = {0};
     struct fault fault = {0};
+    context.chat_template = NULL;
     context.chat_refusal = "no template";
     json_t *body = fields_parse(USER "}", strlen(USER "}"), &fault);
     assert_non_null(body);
@@ -515,12 +553,15 @@ static void models_without_a_template_cannot_chat(void **state) {
 static int open_tokenizer(void **state) {
     (void)state;
     tokenizer = fake_tokenizer_create(false);
+    chat_template = chat_template_create(FAKE_TEMPLATE, strlen(FAKE_TEMPLATE), tokenizer, NULL);
+    assert_non_null(chat_template);
     policy_settings_default(policy_find("full"), &kv_policy);
     return 0;
 }
 
 static int close_tokenizer(void **state) {
     (void)state;
+    chat_template_free(chat_template);
     tokenizer_free(tokenizer);
     return 0;
 }
@@ -544,6 +585,8 @@ int main(void) {
         cmocka_unit_test(chats_accept_null_content_of_assistants),
         cmocka_unit_test(chats_read_their_own_parameters),
         cmocka_unit_test(chats_out_of_range_are_refused),
+        cmocka_unit_test(special_tokens_in_contents_stay_text),
+        cmocka_unit_test(a_last_message_may_be_continued),
         cmocka_unit_test(models_without_a_template_cannot_chat),
     };
     return cmocka_run_group_tests_name("server_requests", tests, open_tokenizer, close_tokenizer);

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The chat template of a model: from messages to prompt text, and what the template can do, found out by rendering
+ * short conversations with it when it is opened.
+ *
+ * The text comes with marks (template.h): what clients wrote is marked, so that the texts of special tokens in it stay
+ * text (tokenizer_encode_marked), while those that the template writes become tokens. Roles are not marked: templates
+ * make special tokens of them (<|user|>), and they are of a closed set, which the caller checks.
+ */
+#ifndef ENGINE_CHAT_TEMPLATE_H
+#define ENGINE_CHAT_TEMPLATE_H
+
+#include "engine/gguf.h"
+#include "engine/tokenizer.h"
+#include "template/template.h"
+
+#include <stdbool.h>
+
+struct chat_template; /* opaque; any number of threads may render with it */
+
+/* How a model writes its calls of tools. */
+enum tool_format {
+    TOOL_FORMAT_UNKNOWN,
+    TOOL_FORMAT_TEXT,    /* calls are not looked for: they stay text */
+    TOOL_FORMAT_HERMES,  /* <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated */
+    TOOL_FORMAT_LLAMA3,  /* the answer is {"name": ..., "parameters": {...}}, several separated by ";" */
+    TOOL_FORMAT_MISTRAL, /* [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] */
+};
+/* By its name (hermes, llama3, mistral, text); UNKNOWN for any other. */
+enum tool_format tool_format_find(const char *name);
+
+struct chat_abilities {
+    bool tools;            /* it writes the tools it is given into the prompt */
+    bool developer;        /* it knows the role developer */
+    bool parts;            /* it wants contents as arrays of parts, not as strings */
+    bool null_content;     /* it takes null as the content of a message with tool calls */
+    bool string_arguments; /* it wants a call's arguments as a JSON string, not as an object */
+    enum tool_format format;
+};
+
+/* The template `source` [bytes]; its bos_token and eos_token are the tokenizer's. ERROR_FORMAT with "line N: ...". */
+struct chat_template *chat_template_create(
+    const char *source, size_t bytes, const struct tokenizer *tokenizer, struct error *error);
+/* That of a model file (tokenizer.chat_template); ERROR_UNSUPPORTED when it has none or one that cannot be read. */
+struct chat_template *chat_template_open(
+    const struct gguf *gguf, const struct tokenizer *tokenizer, struct error *error);
+/* That of a text file. */
+struct chat_template *chat_template_read(const char *path, const struct tokenizer *tokenizer, struct error *error);
+void chat_template_free(struct chat_template *template); /* NULL allowed */
+
+const struct chat_abilities *chat_template_abilities(const struct chat_template *template);
+void chat_template_set_format(struct chat_template *template, enum tool_format format);
+
+struct chat_input {
+    const json_t *messages;  /* as the template is to see them */
+    const json_t *tools;     /* NULL: none */
+    const json_t *documents; /* NULL: none */
+    const json_t *variables; /* an object: more variables, over all others except messages and tools; NULL: none */
+    bool add_generation_prompt;
+    int64_t now; /* Unix time */
+};
+/* ERROR_FORMAT: the template refuses them ("line N: ..."), or ERROR_MEMORY. */
+int chat_template_render(const struct chat_template *template, const struct chat_input *input,
+    struct template_text *out, struct error *error);
+
+#endif
