@@ -62,7 +62,8 @@ void builder_format(struct builder *builder, const char *format, ...) {
 }
 
 struct string builder_string(const struct builder *builder) {
-    return (struct string){builder->text == NULL ? "" : builder->text, builder->input, builder->bytes};
+    return (struct string){
+        .text = builder->text == NULL ? "" : builder->text, .input = builder->input, .bytes = builder->bytes};
 }
 
 struct value builder_value(const struct builder *builder) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "template/run.h"
+#include "template/text.h"
 
 #include <string.h>
 
@@ -169,7 +170,7 @@ struct value value_slice(struct run *run, struct value object, const struct valu
     if (object.kind == VALUE_UNDEFINED)
         value_fail_undefined(run, object);
     if (object.kind != VALUE_STRING && object.kind != VALUE_LIST && object.kind != VALUE_TUPLE)
-        return value_undefined(run, &(struct string){"slice", NULL, 5}, value_type_name(object));
+        return value_undefined(run, &(struct string){.text = "slice", .bytes = 5}, value_type_name(object));
     int64_t count = (int64_t)value_length(run, object);
     int64_t step = argument_integer(run, bounds[2], 1, "a slice's step");
     if (step == 0)
@@ -200,7 +201,7 @@ struct value value_slice(struct run *run, struct value object, const struct valu
     struct builder text = {.run = run};
     for (size_t i = 0; i < list.list->count; i++)
         builder_add(&text, list.list->items[i].string);
-    return builder_value(&text);
+    return text_marked_up(run, builder_value(&text), object.string);
 }
 
 /* --- Expressions --- */

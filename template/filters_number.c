@@ -113,8 +113,12 @@ static struct value filter_round(struct run *run, struct value self, const struc
     if (!value_is_number(self))
         arena_fail(&run->arena, "type %s doesn't define a round method", value_type_name(self));
     double number = value_number(self);
-    if (method == NULL || string_is(method, "common"))
-        return self.kind == VALUE_FLOAT ? value_float(round_common(number, precision)) : self;
+    if (method == NULL || string_is(method, "common")) {
+        if (self.kind == VALUE_FLOAT)
+            return value_float(round_common(number, precision));
+        double rounded = precision < 0 ? round_common(number, precision) : 0.0;
+        return precision < 0 && fabs(rounded) < 9e15 ? value_integer((int64_t)rounded) : self;
+    }
     double scale = pow(10.0, (double)precision);
     if (string_is(method, "ceil"))
         return value_float(ceil(number * scale) / scale);

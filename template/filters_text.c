@@ -54,6 +54,7 @@ static struct value filter_trim(struct run *run, struct value self, const struct
 
 static struct value filter_replace(struct run *run, struct value self, const struct value *args) {
     struct string text = value_str(run, self), from = value_str(run, args[0]), to = value_str(run, args[1]);
+    text.markup = false;
     return text_replace(run, &text, &from, &to, argument_integer(run, args[2], -1, "count"));
 }
 
@@ -63,25 +64,15 @@ static struct value filter_string(struct run *run, struct value self, const stru
 }
 
 static struct value filter_escape(struct run *run, struct value self, const struct value *args) {
-    static const char plain[] = "&<>'\"";
-    static const char *const escapes[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
     (void)args;
-    struct string text = value_str(run, self);
-    struct builder out = {.run = run};
-    for (size_t at = 0; at < text.bytes; at++) {
-        const char *found = memchr(plain, text.text[at], sizeof plain - 1);
-        struct string part = string_part(&text, at, at + 1);
-        if (found == NULL)
-            builder_add(&out, &part);
-        else
-            builder_text(&out, escapes[found - plain]);
-    }
-    return builder_value(&out);
+    return text_escaped(run, self);
 }
 
-/* Nothing is escaped unless asked for, so there is nothing to exempt. */
 static struct value filter_safe(struct run *run, struct value self, const struct value *args) {
-    return filter_string(run, self, args);
+    (void)args;
+    struct string text = value_str(run, self);
+    text.markup = true;
+    return value_string(run, text);
 }
 
 static struct value spaces(struct run *run, int64_t count) {

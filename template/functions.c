@@ -74,7 +74,7 @@ static struct value function_strftime_now(struct run *run, struct value self, co
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     size_t bytes = strftime(text, TIME_BYTES_MAX, copy, &local);
 #pragma GCC diagnostic pop
-    return value_string(run, (struct string){text, NULL, bytes});
+    return value_string(run, (struct string){.text = text, .bytes = bytes});
 }
 
 const struct builtin builtin_functions[] = {

@@ -37,7 +37,7 @@ static struct value json_object_value(
         arena_grow(&run->arena, NULL, &dict.dict->capacity, json_object_size(json) + 1, sizeof *dict.dict->entries);
     json_object_foreach((json_t *)json, key, item) {
         bool plain = plain_key != NULL && strcmp(key, plain_key) == 0 && json_is_string(item);
-        struct value name = value_string(run, (struct string){key, marks, strlen(key)});
+        struct value name = value_string(run, (struct string){.text = key, .input = marks, .bytes = strlen(key)});
         struct value value = json_value(run, item, plain ? NULL : marks, plain_key);
         dict.dict->entries[dict.dict->count++] = (struct entry){name, value}; /* keys of an object differ */
     }
@@ -51,7 +51,8 @@ struct value json_value(struct run *run, const json_t *json, const uint8_t *mark
     run_step(run, 1);
     switch (json_typeof(json)) {
     case JSON_STRING:
-        return value_string(run, (struct string){json_string_value(json), marks, json_string_length(json)});
+        return value_string(
+            run, (struct string){.text = json_string_value(json), .input = marks, .bytes = json_string_length(json)});
     case JSON_INTEGER:
         return value_integer(json_integer_value(json));
     case JSON_REAL:

@@ -55,7 +55,7 @@ static struct string lexer_normalise(struct arena *arena, const char *source, si
     }
     if (count > 0 && text[count - 1] == '\n')
         count--;
-    return (struct string){text, NULL, count};
+    return (struct string){.text = text, .bytes = count};
 }
 
 /* --- Text between tags --- */
@@ -236,7 +236,7 @@ static void lexer_string(struct lexer *lexer) {
             out[bytes++] = text[at++];
         }
     }
-    lexer_add(lexer, TOKEN_STRING, (struct string){out, NULL, bytes});
+    lexer_add(lexer, TOKEN_STRING, (struct string){.text = out, .bytes = bytes});
     lexer_go(lexer, end + 1);
 }
 

@@ -206,15 +206,23 @@ static struct value string_rpartition(struct run *run, struct value self, const 
 }
 
 static struct value string_replace(struct run *run, struct value self, const struct value *args) {
-    return text_replace(run, self.string, needed(run, args[0], "old"), needed(run, args[1], "new"),
-        argument_integer(run, args[2], -1, "count"));
+    const struct string *from = needed(run, args[0], "old"), *to = needed(run, args[1], "new");
+    if (self.string->markup)
+        to = text_escaped(run, args[1]).string;
+    struct value text = text_replace(run, self.string, from, to, argument_integer(run, args[2], -1, "count"));
+    return text_marked_up(run, text, self.string);
 }
 
 static struct value string_join(struct run *run, struct value self, const struct value *args) {
     const struct list *items = value_items(run, args[0]);
     for (size_t i = 0; i < items->count; i++)
         needed(run, items->items[i], "an item of join");
-    return text_join(run, items, self.string);
+    if (!self.string->markup)
+        return text_join(run, items, self.string);
+    struct value escaped = value_list(run, VALUE_LIST);
+    for (size_t i = 0; i < items->count; i++)
+        list_add(run, escaped.list, text_escaped(run, items->items[i]));
+    return text_marked_up(run, text_join(run, escaped.list, self.string), self.string);
 }
 
 /* Padding that brings self to the wanted number of characters; *fill: with what. */
@@ -363,10 +371,11 @@ static struct value string_format(struct run *run, struct value self, const stru
         if (end == NULL)
             arena_fail(&run->arena, "str.format: a single '%c'", c);
         struct string field = string_part(format, at + 1, (size_t)(end - format->text));
-        value_print(&out, format_field(run, &field, arguments, &next));
+        struct value item = format_field(run, &field, arguments, &next);
+        value_print(&out, format->markup ? text_escaped(run, item) : item);
         at = (size_t)(end - format->text) + 1;
     }
-    return builder_value(&out);
+    return text_marked_up(run, builder_value(&out), format);
 }
 
 const struct builtin string_methods[] = {

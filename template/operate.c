@@ -3,6 +3,7 @@
  * Operators between values, with Python's results. Integers have 64 bits: what does not fit is an error.
  */
 #include "template/run.h"
+#include "template/text.h"
 
 #include <math.h>
 #include <string.h>
@@ -122,7 +123,7 @@ static struct value repeat(struct run *run, struct value value, int64_t times) {
         struct builder text = {.run = run};
         for (int64_t i = 0; i < times && value.string->bytes > 0; i++)
             builder_add(&text, value.string);
-        return builder_value(&text);
+        return text_marked_up(run, builder_value(&text), value.string);
     }
     struct value list = value_list(run, value.kind);
     for (int64_t i = 0; i < times && value.list->count > 0; i++) {
@@ -139,10 +140,11 @@ static bool is_sequence(struct value value) {
 
 static struct value add(struct run *run, struct value left, struct value right) {
     if (left.kind == VALUE_STRING && right.kind == VALUE_STRING) {
+        const struct string either = {.markup = left.string->markup || right.string->markup};
         struct builder text = {.run = run};
-        builder_add(&text, left.string);
-        builder_add(&text, right.string);
-        return builder_value(&text);
+        builder_add(&text, either.markup ? text_escaped(run, left).string : left.string);
+        builder_add(&text, either.markup ? text_escaped(run, right).string : right.string);
+        return text_marked_up(run, builder_value(&text), &either);
     }
     if (left.kind != right.kind || !is_sequence(left))
         fail_operands(run, "+", left, right);

@@ -35,7 +35,7 @@ static struct node *parse_string(struct parser *parser) {
         memcpy(text + bytes, parser->tokens[i].text.text, parser->tokens[i].text.bytes);
         bytes += parser->tokens[i].text.bytes;
     }
-    return parser_constant(parser, parser_string(parser, (struct string){text, NULL, bytes}));
+    return parser_constant(parser, parser_string(parser, (struct string){.text = text, .bytes = bytes}));
 }
 
 static struct node *parse_list(struct parser *parser) {
@@ -216,7 +216,7 @@ static struct string parse_dotted_name(struct parser *parser) {
         memcpy(text, name.text, name.bytes);
         text[name.bytes] = '.';
         memcpy(text + name.bytes + 1, part.text, part.bytes);
-        name = (struct string){text, NULL, name.bytes + 1 + part.bytes};
+        name = (struct string){.text = text, .bytes = name.bytes + 1 + part.bytes};
     }
     return name;
 }

@@ -3,6 +3,7 @@
  * Values as Python writes them: str, repr, and `format % values`.
  */
 #include "template/run.h"
+#include "template/text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -283,10 +284,10 @@ static void convert(struct builder *out, const struct conversion *conversion, st
         if (conversion->precision >= 0)
             string = string_part(&string, 0, string_offset(&string, (size_t)conversion->precision));
         pad(out, conversion, &string);
-    } else if (strchr("diuoxXeEfFgG", conversion->kind) != NULL) {
+    } else if (conversion->kind != '\0' && strchr("diuoxXeEfFgG", conversion->kind) != NULL) {
         convert_number(out, conversion, value);
     } else {
-        arena_fail(&run->arena, "unsupported format character '%c'", conversion->kind);
+        arena_fail(&run->arena, "unsupported format character (%d)", (unsigned char)conversion->kind);
     }
 }
 
@@ -310,11 +311,12 @@ struct value format_percent(struct run *run, const struct string *format, struct
         }
         if (used == given)
             arena_fail(&run->arena, "not enough arguments for format string");
-        convert(&out, &conversion, value.kind == VALUE_TUPLE ? value.list->items[used] : value);
+        struct value item = value.kind == VALUE_TUPLE ? value.list->items[used] : value;
+        convert(&out, &conversion, format->markup && conversion.kind == 's' ? text_escaped(run, item) : item);
         used++;
     }
     bool mapping = value.kind == VALUE_DICT && used == 0;
     if (used < given && !mapping)
         arena_fail(&run->arena, "not all arguments converted during string formatting");
-    return builder_value(&out);
+    return text_marked_up(run, builder_value(&out), format);
 }

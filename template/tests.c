@@ -93,7 +93,7 @@ TEST(test_in, value_contains(run, args[0], self))
 TEST(test_sameas, is_same(self, args[0]))
 TEST(test_upper, is_case(run, self, TEXT_UPPER))
 TEST(test_lower, is_case(run, self, TEXT_LOWER))
-TEST(test_escaped, false)
+TEST(test_escaped, self.kind == VALUE_STRING && self.string->markup)
 TEST(test_filter, self.kind == VALUE_STRING && filter_find(self.string) != NULL)
 TEST(test_test, self.kind == VALUE_STRING && test_find(self.string) != NULL)
 

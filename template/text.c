@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "template/text.h"
 
+#include <string.h>
 #include <utf8proc.h>
 
 static const uint8_t *mark_at(const struct string *string, size_t at) {
@@ -31,7 +32,7 @@ struct value text_cased(struct run *run, const struct string *string, enum text_
         builder_character(&out, mapped, mark_at(string, at));
         begins = form == TEXT_TITLE && !is_cased(character);
     }
-    return builder_value(&out);
+    return text_marked_up(run, builder_value(&out), string);
 }
 
 /* Python puts the new text also before each character and at the end when `from` is empty. */
@@ -104,10 +105,8 @@ static struct value split_words(struct run *run, const struct string *string, in
     int32_t character;
     while (rest.bytes > 0) {
         size_t end = 0;
-        if (most == 0) {
-            rest = string_strip(&rest, NULL, false, true);
+        if (most == 0)
             end = rest.bytes;
-        }
         while (end < rest.bytes) {
             size_t step = string_character(&rest, end, &character);
             if (character_is_space(character))
@@ -128,10 +127,8 @@ static struct value split_words_right(struct run *run, const struct string *stri
     int32_t character;
     while (rest.bytes > 0) {
         size_t begin = rest.bytes;
-        if (most == 0) {
-            rest = string_strip(&rest, NULL, true, false);
+        if (most == 0)
             begin = 0;
-        }
         while (begin > 0) {
             size_t at = begin - 1;
             while (at > 0 && ((unsigned char)rest.text[at] & 0xc0) == 0x80)
@@ -201,6 +198,40 @@ struct value text_split_lines(struct run *run, const struct string *string, bool
     return list;
 }
 
+/* --- Markup --- */
+
+struct value text_marked_up(struct run *run, struct value text, const struct string *like) {
+    if (!like->markup)
+        return text;
+    struct string copy = *text.string;
+    copy.markup = true;
+    return value_string(run, copy);
+}
+
+struct value text_escaped(struct run *run, struct value value) {
+    static const char plain[] = "&<>'\"";
+    static const char *const escapes[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    struct string text = value_str(run, value);
+    struct builder out = {.run = run};
+    if (text.markup)
+        return value;
+    size_t begin = 0; /* of what is not written yet */
+    for (size_t at = 0; at < text.bytes; at++) {
+        const char *found = memchr(plain, text.text[at], sizeof plain - 1);
+        if (found == NULL)
+            continue;
+        struct string part = string_part(&text, begin, at);
+        builder_add(&out, &part);
+        builder_text(&out, escapes[found - plain]);
+        begin = at + 1;
+    }
+    struct string part = string_part(&text, begin, text.bytes);
+    builder_add(&out, &part);
+    struct string escaped = builder_string(&out);
+    escaped.markup = true;
+    return value_string(run, escaped);
+}
+
 /* --- Putting together --- */
 
 struct value text_join(struct run *run, const struct list *items, const struct string *between) {
@@ -222,7 +253,7 @@ struct value text_padded(
     builder_add(&out, string);
     for (size_t i = 0; i < right; i++)
         builder_add(&out, fill);
-    return builder_value(&out);
+    return text_marked_up(run, builder_value(&out), string);
 }
 
 struct value text_indented(

@@ -36,4 +36,9 @@ struct value text_padded(
 struct value text_indented(
     struct run *run, const struct string *string, const struct string *indent, bool first, bool blank);
 
+/* The text of a value with HTML's special characters replaced, as markup; markup itself stays as it is. */
+struct value text_escaped(struct run *run, struct value value);
+/* text, a string, as markup if `like` is. */
+struct value text_marked_up(struct run *run, struct value text, const struct string *like);
+
 #endif

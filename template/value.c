@@ -10,7 +10,7 @@
 /* --- Strings --- */
 
 struct string string_of(const char *text) {
-    return (struct string){text, NULL, strlen(text)};
+    return (struct string){.text = text, .bytes = strlen(text)};
 }
 
 bool string_is(const struct string *string, const char *text) {
@@ -50,8 +50,10 @@ size_t string_offset(const struct string *string, size_t index) {
 }
 
 struct string string_part(const struct string *string, size_t begin, size_t end) {
-    return (struct string){
-        string->text + begin, string->input == NULL ? NULL : string->input + begin, end > begin ? end - begin : 0};
+    return (struct string){.text = string->text + begin,
+        .input = string->input == NULL ? NULL : string->input + begin,
+        .bytes = end > begin ? end - begin : 0,
+        .markup = string->markup};
 }
 
 bool character_is_space(int32_t character) {
@@ -350,7 +352,9 @@ const struct list *value_items(struct run *run, struct value value) {
         for (size_t at = 0, step; at < value.string->bytes; at += step) {
             run_step(run, 1);
             step = string_character(value.string, at, &character);
-            list_add(run, items.list, value_string(run, string_part(value.string, at, at + step)));
+            struct string part = string_part(value.string, at, at + step);
+            part.markup = false;
+            list_add(run, items.list, value_string(run, part));
         }
     } else if (value.kind != VALUE_UNDEFINED) {
         arena_fail(&run->arena, "'%s' object is not iterable", value_type_name(value));

@@ -36,6 +36,7 @@ struct string {
     const char *text;     /* [bytes] */
     const uint8_t *input; /* [bytes] marks; NULL: none is set */
     size_t bytes;
+    bool markup; /* made by `safe` or `escape`: what it is joined with by + is escaped for HTML (markupsafe's Markup) */
 };
 
 struct value {

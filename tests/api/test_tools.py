@@ -7,10 +7,11 @@ with the last message, a test decides by it what the model says.
 
 import json
 import pathlib
+import subprocess
 
 import pytest
 
-from conftest import ROOT, Stream
+from conftest import FAKE, PATIENCE, ROOT, Stream
 
 SAYS = "{{ messages[-1].content }}<|im_end|>{% if tools %}{{ tools | tojson }}{% endif %}"
 TOOLS = [{"type": "function", "function": {"name": name, "description": "d", "parameters": {
@@ -143,12 +144,13 @@ def test_templates_that_refuse(start_server, tmp_path):
     assert server.post("/apply-template", {"messages": one}).json == {"prompt": "x<|im_start|>"}
 
 
-def test_a_bad_template_stops_the_start(start_server, tmp_path):
+def test_a_bad_template_stops_the_start(tmp_path):
     path = tmp_path / "bad.jinja"
     path.write_text("a\n{% if %}")
-    server = start_server("--chat-template", path, fake=True, ready=False)
-    assert server.process.wait() == 1
-    assert "bad.jinja, line 2: expected an expression" in server.log
+    command = [FAKE, "serve", "--model", "fake", "--port", "0", "--chat-template", path]
+    server = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert server.returncode == 1
+    assert "bad.jinja, line 2: expected an expression" in server.stderr
 
 
 # --- With the model: its own template ---

@@ -90,6 +90,7 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "{% macro r(n) %}{{ r(n + 1) }}{% endmacro %}{{ r(0) }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{{ i * j }}{% endfor %}{% endfor %}",
         "{{ 'x' * 99999999 }}{{ raise_exception('no: ' + messages[0].role) }}{{ 1.5 | round | int | abs | float }}",
+        "{{ '%\\0' % 1 }}{{ '<%s>' | safe + '&' | e }}{{ ('<{}>' | safe).format('<') ~ ('a' | safe).join(['&']) }}",
         "{{ {'a': [1, (2,), {'b': none}], 1: 'é\\u00e9\\n\\x41'} }}{{ messages[1].content[-3:1:-1] }}{{ "
         "dict(a=1).items() }}",
     };
