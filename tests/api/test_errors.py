@@ -87,9 +87,9 @@ CHATS = [
     (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), "messages[0].content"),
     (dict(messages=USER, max_tokens=-1), "max_tokens"), (dict(messages=USER, top_logprobs=1), "top_logprobs"),
     (dict(messages=USER, logprobs=True, top_logprobs=21), "top_logprobs"), (dict(messages=USER, logprobs=5), "logprobs"),
-    (dict(messages=USER, tools=[{"type": "function"}]), "tools"), (dict(messages=USER, tool_choice="required"), "tool_choice"),
+    (dict(messages=USER, tools=[{"type": "function"}]), "tools[0]"), (dict(messages=USER, tool_choice="required"), "tool_choice"),
     (dict(messages=USER, reasoning_effort="low"), "reasoning_effort"), (dict(messages=USER, verbosity="low"), "verbosity"),
-    (dict(messages=USER, add_special_tokens=True), "add_special_tokens"), (dict(messages=USER, priority=1), "priority"),
+    (dict(messages=USER, add_special_tokens="x"), "add_special_tokens"), (dict(messages=USER, priority=1), "priority"),
 ]
 
 

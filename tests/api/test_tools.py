@@ -153,6 +153,40 @@ def test_a_bad_template_stops_the_start(tmp_path):
     assert "bad.jinja, line 2: expected an expression" in server.stderr
 
 
+# What a template takes is found out by rendering with it: contents as strings or parts, null contents, arguments as
+# objects or as strings of JSON. Clients need not know.
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "get_time", "arguments": '{"b": 1, "a": "é"}'}}
+FORMS = {
+    "parts": ("{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}", "[a][b][c][]"),
+    "strings": ("{% for m in messages %}[{{ m.content + '' }}]{% endfor %}", "[a][bc][]"),
+    "null": ("{% for m in messages %}{{ 'none' if m.content is none else m.content }}{% endfor %}", "abcnone"),
+    "object arguments": ("{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
+                         "{{ c.function.arguments.a }}{% endfor %}{% endfor %}", 'abc{"b": 1, "a": "é"}é'),
+    "string arguments": ("{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '<' + c.function.arguments + '>' }}"
+                         "{% endfor %}{% endfor %}", 'abc<{"b": 1, "a": "é"}>'),
+    "developer": ("{% for m in messages %}{{ m.role if m.role == 'developer' }}{% endfor %}{{ enable_thinking }}{{ documents[0].x }}", "developerFalse1"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_that_templates_take(start_server, tmp_path, form):
+    template, expected = FORMS[form]
+    (tmp_path / "template.jinja").write_text(template)
+    server = start_server("--chat-template", tmp_path / "template.jinja", fake=True)
+    arguments = CALL["function"]["arguments"]
+    for given in (arguments, json.loads(arguments)):
+        call = {**CALL, "function": {**CALL["function"], "arguments": given}}
+        messages = [{"role": "user", "content": "a"},
+                    {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+                    {"role": "assistant", "content": None, "tool_calls": [call]}]
+        if form == "developer":
+            messages[0]["role"] = "developer"
+        body = {"messages": messages, "chat_template_kwargs": {"enable_thinking": False, "messages": []}, "documents": [{"x": 1}]}
+        reply = server.post("/apply-template", body)
+        assert reply.json == {"prompt": expected}, reply.body
+    assert server.stop() == 0
+
+
 # --- With the model: its own template ---
 
 FIXTURE = json.loads(pathlib.Path(ROOT / "tests/data/chat_template_smollm2.json").read_text())

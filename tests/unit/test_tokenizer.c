@@ -298,6 +298,31 @@ static void finds_special_tokens(void **state) {
     close_tokenizer(&opened);
 }
 
+/* A special token with a marked byte anywhere is none; a shorter one before that byte is still found. */
+static void marked_text_has_no_special_tokens(void **state) {
+    (void)state;
+    static const char text[] = "<s>><s>ab<tool>";
+    struct opened opened = open_tokenizer(good());
+    for (size_t marked = 0; marked <= strlen(text); marked++) {
+        uint8_t marks[sizeof text] = {0};
+        struct token_list list = {0};
+        marks[marked] = 1; /* the last one: behind the text, nothing is marked */
+        assert_int_equal(tokenizer_encode_marked(opened.tokenizer, text, marks, strlen(text), &list, NULL), 0);
+        int counts[COUNT] = {0};
+        for (size_t i = 0; i < list.count; i++)
+            counts[list.ids[i]]++;
+        assert_int_equal(counts[S_LONG], marked > 3);
+        assert_int_equal(counts[S], (marked < 4 || marked > 6) + (marked == 3));
+        assert_int_equal(counts[TOOL], marked < 9 || marked > 14);
+        token_list_free(&list);
+    }
+    struct token_list list = {0};
+    assert_int_equal(tokenizer_encode_marked(opened.tokenizer, "<tool>", NULL, 6, &list, NULL), 0);
+    assert_int_equal(list.count, 1);
+    token_list_free(&list);
+    close_tokenizer(&opened);
+}
+
 static void knows_end_tokens(void **state) {
     (void)state;
     struct metadata m = good();
@@ -401,6 +426,7 @@ int main(void) {
         cmocka_unit_test(merges_by_rank),
         cmocka_unit_test(drops_absent_bytes_first),
         cmocka_unit_test(finds_special_tokens),
+        cmocka_unit_test(marked_text_has_no_special_tokens),
         cmocka_unit_test(knows_end_tokens),
         cmocka_unit_test(spells_tokens),
         cmocka_unit_test(gives_any_bytes_back),
