@@ -35,7 +35,7 @@ static size_t add_variables(const json_t *more, struct template_variable *variab
     json_object_foreach((json_t *)more, name, value) {
         bool ours = strcmp(name, "messages") == 0 || strcmp(name, "tools") == 0;
         if (!ours && count < VARIABLES_MAX)
-            variables[count++] = (struct template_variable){name, value, true};
+            variables[count++] = (struct template_variable){name, value, true, NULL};
     }
     return count;
 }
@@ -44,16 +44,15 @@ static int render(const struct chat_template *template, const struct chat_input 
     struct template_text *out, struct error *error) {
     json_t *none = json_null();
     struct template_variable variables[VARIABLES_MAX] = {
-        {"messages", input->messages, true},
-        {"tools", input->tools != NULL ? input->tools : none, true},
-        {"documents", input->documents != NULL ? input->documents : none, true},
-        {"add_generation_prompt", input->add_generation_prompt ? json_true() : json_false(), false},
-        {"bos_token", template->bos, false},
-        {"eos_token", template->eos, false},
+        {"messages", input->messages, true, "role"},
+        {"tools", input->tools != NULL ? input->tools : none, true, NULL},
+        {"documents", input->documents != NULL ? input->documents : none, true, NULL},
+        {"add_generation_prompt", input->add_generation_prompt ? json_true() : json_false(), false, NULL},
+        {"bos_token", template->bos, false, NULL},
+        {"eos_token", template->eos, false, NULL},
     };
     struct template_options options = {.variables = variables,
         .count = add_variables(input->variables, variables, 6),
-        .plain_key = "role",
         .now = input->now,
         .steps_max = steps,
         .bytes_max = bytes};

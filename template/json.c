@@ -38,7 +38,7 @@ static struct value json_object_value(
     json_object_foreach((json_t *)json, key, item) {
         bool plain = plain_key != NULL && strcmp(key, plain_key) == 0 && json_is_string(item);
         struct value name = value_string(run, (struct string){.text = key, .input = marks, .bytes = strlen(key)});
-        struct value value = json_value(run, item, plain ? NULL : marks, plain_key);
+        struct value value = json_value(run, item, plain ? NULL : marks, NULL);
         dict.dict->entries[dict.dict->count++] = (struct entry){name, value}; /* keys of an object differ */
     }
     return dict;

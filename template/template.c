@@ -72,7 +72,7 @@ static void set_variables(struct run *run, const struct template_options *option
         const struct string name = string_of(variable->name);
         if (variable->value != NULL)
             scope_set(run, run->scope, &name,
-                json_value(run, variable->value, variable->input ? marks : NULL, options->plain_key));
+                json_value(run, variable->value, variable->input ? marks : NULL, variable->plain_key));
     }
 }
 

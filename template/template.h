@@ -30,16 +30,17 @@ void template_free(struct template *template); /* NULL allowed */
 struct template_variable {
     const char *name;
     const json_t *value;
-    bool input; /* the strings in it are a stranger's: marked in the output */
+    bool input;            /* the strings in it are a stranger's: marked in the output */
+    const char *plain_key; /* but not those under this key of the value, or of the objects of a list, itself: the caller
+                              has checked them. Deeper ones are marked. NULL: none */
 };
 
 struct template_options {
     const struct template_variable *variables; /* [count]; those with a value of NULL are left out */
     size_t count;
-    const char *plain_key; /* strings under this key of an object are not marked (of a closed set); NULL: none */
-    int64_t now;           /* Unix time, for strftime_now (local time) */
-    uint64_t steps_max;    /* of work: about one for each part of an expression; 0: TEMPLATE_STEPS */
-    size_t bytes_max;      /* of the output and of each text on the way; 0: TEMPLATE_BYTES */
+    int64_t now;        /* Unix time, for strftime_now (local time) */
+    uint64_t steps_max; /* of work: about one for each part of an expression; 0: TEMPLATE_STEPS */
+    size_t bytes_max;   /* of the output and of each text on the way; 0: TEMPLATE_BYTES */
 };
 enum { TEMPLATE_STEPS = 10000000, TEMPLATE_BYTES = 64 << 20, TEMPLATE_MEMORY = 256 << 20 };
 

@@ -38,14 +38,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     expect((template == NULL) == (error.message[0] != '\0'));
     if (template == NULL)
         return 0;
-    const struct template_variable variables[] = {
-        {"messages", messages, true}, {"tools", tools, true}, {"add_generation_prompt", json_true(), false}};
-    const struct template_options options = {.variables = variables,
-        .count = 3,
-        .plain_key = "role",
-        .now = 1722700000,
-        .steps_max = STEPS,
-        .bytes_max = BYTES};
+    const struct template_variable variables[] = {{"messages", messages, true, "role"}, {"tools", tools, true, NULL},
+        {"add_generation_prompt", json_true(), false, NULL}};
+    const struct template_options options = {
+        .variables = variables, .count = 3, .now = 1722700000, .steps_max = STEPS, .bytes_max = BYTES};
     struct template_text first, second;
     int code = template_render(template, &options, &first, &error);
     expect(template_render(template, &options, &second, NULL) == code);

@@ -35,7 +35,7 @@ static json_t *input_ranges(const struct template_text *text) {
 
 static json_t *answer(const json_t *order) {
     struct template_variable variables[VARIABLES_MAX];
-    struct template_options options = {.variables = variables, .plain_key = "role"};
+    struct template_options options = {.variables = variables};
     struct template_text text = {0};
     struct error error = {0};
     const json_t *source = json_object_get(order, "template"), *names = json_object_get(order, "input");
@@ -43,7 +43,7 @@ static json_t *answer(const json_t *order) {
     json_t *value;
     json_object_foreach(json_object_get(order, "variables"), name, value) {
         if (options.count < VARIABLES_MAX)
-            variables[options.count++] = (struct template_variable){name, value, is_input(names, name)};
+            variables[options.count++] = (struct template_variable){name, value, is_input(names, name), "role"};
     }
     options.now = json_integer_value(json_object_get(order, "now"));
     options.steps_max = (uint64_t)json_integer_value(json_object_get(order, "steps"));

@@ -177,6 +177,10 @@ def test_marks(ours):
         for letter in set(content) - set("ab<|> "):  # those that no template and no other variable has
             assert letter.encode() not in bytes(plain).replace(b"<|user|>", b""), (template, reply)
         assert "user" not in marked
+    # a role deeper down is no message's, and nobody has checked it
+    deep = {"m": [{"role": "user", "calls": [{"role": "<|x|>"}]}], "t": {"role": "system", "x": {"role": "<|x|>"}}}
+    reply = ours.order(template="{{ m[0].role }}{{ m[0].calls[0].role }}{{ t.role }}{{ t.x.role }}", variables=deep, input=["m", "t"], now=0)
+    assert reply == {"text": "user<|x|>system<|x|>", "input": [[4, 9], [15, 20]]}
 
 
 def test_numbers(ours):
