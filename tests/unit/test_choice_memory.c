@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Outputs of a choice while each allocation in turn fails: nothing is lost, nothing half made comes out, and
- * every output says whose it is.
+ * every output says whose it is; and which special tokens come out.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -117,6 +117,23 @@ static void last_output_is_whole_or_an_error(void **state) {
     }
 }
 
+/* The text of a special token is left out, unless the request keeps that one. */
+static void special_tokens_come_out_where_they_are_kept(void **state) {
+    for (int kept = 0; kept < 2; kept++) {
+        struct request *request;
+        struct task *task = begin(*state, &request);
+        struct sample_result result = {.token = 1}; /* <|im_start|> */
+        request->kept_special[0] = kept ? 1 : 2;
+        request->kept_special_count = 1;
+        assert_int_equal(choice_accept_token(&task->choices[0], &result, 512, 2), FINISH_NONE);
+        struct output_node *node = choice_make_last_output(&task->choices[0], FINISH_LENGTH, NULL, 3);
+        assert_string_equal(node->output.text, kept ? "ba<|im_start|>" : "ba");
+        output_node_free(node);
+        task_free(task);
+        request_free(request);
+    }
+}
+
 /* Tokens of one letter each, so that the stream holds some of them back for the stop string. */
 static int32_t letter(uint32_t i) {
     return TOKEN_A - 'a' + "abcdefgh"[i % 8];
@@ -215,6 +232,7 @@ static void every_failed_allocation_is_survived(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(next_output_makes_up_for_a_failed_one),
+        cmocka_unit_test(special_tokens_come_out_where_they_are_kept),
         cmocka_unit_test(last_output_is_whole_or_an_error),
         cmocka_unit_test(every_failed_allocation_is_survived),
     };
