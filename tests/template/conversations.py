@@ -11,7 +11,14 @@ WEATHER = {"type": "function", "function": {
         "scale": {"type": "number", "default": 1.5}}}}}
 CLOCK = {"type": "function", "function": {
     "name": "get_time", "description": "", "parameters": {"type": "object", "properties": {}}}}
-TOOLS = [None, [WEATHER], [WEATHER, CLOCK]]
+# Plain types only: some templates take no others.
+ROOM = {"type": "function", "function": {
+    "name": "book_room", "description": "Books a room.", "parameters": {"type": "object", "required": ["city", "nights"], "properties": {
+        "city": {"type": "string", "description": "where"}, "nights": {"type": "integer", "description": "how many"},
+        "extras": {"type": "array", "description": "wishes", "items": {"type": "string"}},
+        "guest": {"type": "object", "description": "who", "properties": {"name": {"type": "string", "description": "n"}}}}},
+    "return": {"type": "string", "description": "a number"}}}
+TOOLS = [None, [WEATHER], [ROOM, CLOCK], [ROOM], [WEATHER, CLOCK]]
 
 
 def system(text):
