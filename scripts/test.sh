@@ -19,7 +19,7 @@ tsan        350 thread sanitizer over scheduler, queues, loop, threads, log, sta
 eval        220 pytest tests/eval: what eval measures, beside the reference and recomputation
 bench       220 pytest tests/bench: what bench prints
 fuzz        120 seeded mutations of files and requests, with sanitizers
-template     40 pytest tests/template: chat templates beside Python's jinja2
+template     40 pytest tests/template: chat templates beside jinja2 of Python
 api         200 pytest tests/api: real clients against the server
 scripts     100 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
 readme       50 pytest tests/readme: the examples of README.md as printed
