@@ -62,11 +62,12 @@ struct config {
     char *model_alias; /* id shown by /v1/models; empty: the file's name without ending */
     size_t max_body;   /* bytes of a request body */
     uint32_t max_connections;
-    uint32_t keep_alive;      /* seconds an idle connection stays open */
-    uint32_t receive_timeout; /* seconds to receive a whole request */
-    uint32_t drain_timeout;   /* seconds that running requests get after SIGTERM */
-    char *log_level;          /* debug | info | warning | error */
-    char *log_format;         /* text | json */
+    uint32_t keep_alive;         /* seconds an idle connection stays open */
+    uint32_t receive_timeout;    /* seconds to receive a whole request */
+    uint32_t drain_timeout;      /* seconds that running requests get after SIGTERM */
+    uint32_t prefix_hash_tokens; /* of X-Prefix-Hash; 0: no such header */
+    char *log_level;             /* debug | info | warning | error */
+    char *log_format;            /* text | json */
     /* server: administration and training */
     char *state_dir;       /* empty: none */
     char *admin_host;      /* address of the admin API */

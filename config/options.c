@@ -101,6 +101,10 @@ const struct option option_table[] = {
     {"drain-timeout", OPTION_COUNT, SERVE, 0, FIELD(drain_timeout), .maximum = 86400, .default_value = "30",
         .argument = "SECONDS", .section = section_server,
         .help = "seconds that running requests get to finish after SIGTERM"},
+    {"prefix-hash-tokens", OPTION_COUNT, SERVE, 0, FIELD(prefix_hash_tokens), .maximum = 65536, .default_value = "256",
+        .argument = "N", .section = section_server,
+        .help = "tokens of a prompt's beginning that the header X-Prefix-Hash of answers names, by which proxies choose "
+                "among replicas; 0: no such header"},
 
     {"state-dir", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY, FIELD(state_dir), .default_value = "", .argument = "DIR",
         .section = section_admin,

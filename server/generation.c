@@ -159,6 +159,8 @@ static void generation_start(struct exchange *exchange, struct plan *plan) {
         return;
     }
     generation_name(generation);
+    const struct prompt *first = &generation->request->prompts[0];
+    prefix_hash_write(first->tokens, first->count, server->config->prefix_hash_tokens, exchange->prefix);
     generation->request->user = generation;
     generation->submitted_s = clock_seconds();
     if (scheduler_submit(server->model.scheduler, generation->request, &error) != 0) {

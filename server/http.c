@@ -409,8 +409,10 @@ static void exchange_answer(struct exchange *exchange, unsigned status, struct M
     MHD_add_response_header(response, "x-request-id", exchange->id);
     if (exchange->site->any_origin) {
         MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
-        MHD_add_response_header(response, "Access-Control-Expose-Headers", "x-request-id, retry-after");
+        MHD_add_response_header(response, "Access-Control-Expose-Headers", "x-request-id, x-prefix-hash, retry-after");
     }
+    if (exchange->prefix[0] != '\0')
+        MHD_add_response_header(response, "X-Prefix-Hash", exchange->prefix);
     if (exchange->server->draining)
         MHD_add_response_header(response, "Connection", "close");
     exchange->response = response;

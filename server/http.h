@@ -12,13 +12,14 @@
  * abandon function is called; whoever still holds a reference carries on to its end, and its answer goes nowhere.
  *
  * Every response has x-request-id (the client's, when it is 1 to 63 characters of letters, digits and -_.:, else one of
- * ours), and on sites for any origin CORS headers that allow it.
+ * ours), and on sites for any origin CORS headers that allow it. Answers to prompts have X-Prefix-Hash (prefix_hash.h).
  */
 #ifndef SERVER_HTTP_H
 #define SERVER_HTTP_H
 
 #include "server/fault.h"
 #include "server/loop.h"
+#include "server/prefix_hash.h"
 
 struct server;
 
@@ -52,11 +53,12 @@ struct exchange {
     char id[64]; /* x-request-id */
     bool id_is_ours;
     char method[16];
-    struct buffer body;           /* as received; not touched after the handler was called */
-    bool abandoned;               /* nobody reads the answer */
-    void (*abandon)(void *state); /* set by whoever works for it; called when the client leaves or time is over */
-    void *state;                  /* of whoever works for it */
-    char completion_id[64];       /* for the access log; empty: none */
+    struct buffer body;            /* as received; not touched after the handler was called */
+    bool abandoned;                /* nobody reads the answer */
+    void (*abandon)(void *state);  /* set by whoever works for it; called when the client leaves or time is over */
+    void *state;                   /* of whoever works for it */
+    char completion_id[64];        /* for the access log; empty: none */
+    char prefix[PREFIX_HASH_SIZE]; /* sent as X-Prefix-Hash; empty: none */
     /* private to http.c */
     unsigned references;
     bool headers_seen, handled;

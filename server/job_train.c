@@ -108,9 +108,11 @@ static void train_remember(struct jobs *jobs, const struct train_event *event) {
     pthread_mutex_lock(&jobs->mutex);
     jobs->state.trained = true;
     jobs->state.step = jobs->state.done = event->step;
-    jobs->state.total = event->steps;
+    jobs->state.total = jobs->state.steps = event->steps;
     if (isfinite(event->reward))
         jobs->state.reward = event->reward;
+    if (isfinite(event->kl_valid))
+        jobs->state.kl_valid = event->kl_valid;
     pthread_mutex_unlock(&jobs->mutex);
 }
 

@@ -140,7 +140,7 @@ static int jobs_take_work(struct database *database, void *context, struct error
     pthread_mutex_lock(&jobs->mutex);
     jobs->interrupt = jobs->draining;
     if (job) /* else these are those of the last job */
-        jobs->state = (struct jobs_state){.reward = NAN};
+        jobs->state = (struct jobs_state){.reward = NAN, .kl_valid = NAN};
     jobs->state.done = jobs->state.total = 0;
     snprintf(jobs->state.id, sizeof jobs->state.id, "%s", task->id);
     snprintf(jobs->state.kind, sizeof jobs->state.kind, "%s", task->kind);
@@ -388,7 +388,7 @@ struct jobs *jobs_create(const struct jobs_options *options, struct error *error
         return NULL;
     }
     jobs->options = *options;
-    jobs->state.reward = NAN;
+    jobs->state.reward = jobs->state.kl_valid = NAN;
     jobs->poked = true; /* what was left from last time */
     pthread_mutex_init(&jobs->mutex, NULL);
     pthread_cond_init(&jobs->woken, NULL);

@@ -52,7 +52,9 @@ struct jobs_state {
     /* Of the job at hand, or the last one. */
     bool trained; /* there was a step */
     uint64_t step;
-    double reward; /* of the last step that had one; NaN: none yet */
+    uint64_t steps;  /* that it makes in all; 0: not known yet */
+    double reward;   /* of the last step that had one; NaN: none yet */
+    double kl_valid; /* of the last comparison on held-out prompts; NaN: none yet */
 };
 void jobs_get_state(struct jobs *jobs, struct jobs_state *out);
 

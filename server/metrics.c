@@ -155,8 +155,13 @@ static void metrics_write_training(const struct training_stats *training, const 
         return;
     metrics_value(out, "training_step", "gauge", "Steps done of the training job at work, or the last one", label,
         (double)training->step);
+    metrics_value(
+        out, "training_steps", "gauge", "Steps that it makes in all; 0: not known yet", label, (double)training->steps);
     if (isfinite(training->reward))
         metrics_value(out, "training_reward", "gauge", "Reward of its last step that had one", label, training->reward);
+    if (isfinite(training->kl_valid))
+        metrics_value(out, "training_kl_valid", "gauge", "KL of the pruned model on held-out prompts, last comparison",
+            label, training->kl_valid);
 }
 
 void metrics_write(const struct metrics *metrics, const char *model, const struct scheduler_stats *stats,

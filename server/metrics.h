@@ -37,8 +37,9 @@ void metrics_count_response(struct metrics *metrics, unsigned status);
 /* Of the training job at work, or the last one. */
 struct training_stats {
     bool known;
-    uint64_t step;
-    double reward; /* NaN: none yet */
+    uint64_t step, steps; /* done, of all; steps 0: not known yet */
+    double reward;        /* NaN: none yet */
+    double kl_valid;      /* on held-out prompts; NaN: none yet */
 };
 
 /* stats: NULL while there is no scheduler; training: NULL where there is none. */

@@ -103,7 +103,11 @@ void models_metrics(struct exchange *exchange) {
     if (server->admin != NULL && server->admin->jobs != NULL) {
         struct jobs_state state;
         jobs_get_state(server->admin->jobs, &state);
-        training = (struct training_stats){.known = state.trained, .step = state.step, .reward = state.reward};
+        training = (struct training_stats){.known = state.trained,
+            .step = state.step,
+            .steps = state.steps,
+            .reward = state.reward,
+            .kl_valid = state.kl_valid};
     }
     metrics_write(server->metrics, server->model_id, server->loaded ? &stats : NULL, &training, &body);
     exchange_text(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", &body);

@@ -429,4 +429,5 @@ def test_metrics_of_training(own):
     assert "training_step" not in own.server.metrics()
     own.wait(own.create())
     metrics = own.server.metrics()
-    assert metrics["training_step"] == 4 and metrics["training_reward"] == -0.25
+    assert metrics["training_step"] == metrics["training_steps"] == 4
+    assert metrics["training_reward"] == -0.25 and metrics["training_kl_valid"] == 0.25

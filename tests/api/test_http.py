@@ -360,3 +360,43 @@ def test_slow_reader_gets_everything(fake):
     assert events[-1] == "[DONE]"
     text = "".join(event["choices"][0]["text"] for event in events[:-1])
     assert text == ("0123456789" * 100)
+
+
+def fnv(data):
+    """FNV-1a (64 bits)."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return f"{value:016x}"
+
+
+def test_prefix_hash_names_the_beginning(fake, start_server):
+    """Of the first prompt's first 256 tokens (here bytes), however they are sent and whatever follows."""
+    assert fnv(b"foobar") == "85944171f73967e8"  # a test vector of FNV's authors
+
+    def name(server, path="/v1/completions", **body):
+        reply = server.post(path, {"max_tokens": 1, **body})
+        assert reply.status == 200, reply.body
+        return reply.headers.get("x-prefix-hash")
+
+    def expected(text):
+        return fnv(b"".join(byte.to_bytes(4, "little") for byte in text.encode()))
+
+    text = "".join(chr(33 + i % 90) for i in range(256))
+    assert name(fake, prompt=text) == expected(text)
+    assert name(fake, prompt=text + "more") == expected(text)
+    assert name(fake, prompt=list(text.encode()) + [7]) == expected(text)
+    assert name(fake, prompt=[text, "other"], n=2) == expected(text)
+    assert name(fake, prompt=text, stream=True) == expected(text)
+    assert name(fake, prompt="X" + text) == expected("X" + text[:-1]) != expected(text)
+    assert name(fake, prompt=text[:-1]) is None
+    turns = [{"role": "user", "content": text}]
+    one = name(fake, "/v1/chat/completions", messages=turns)
+    more = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
+    assert one is not None and one == name(fake, "/v1/chat/completions", messages=turns + more)
+    assert "x-prefix-hash" in fake.get("/health").headers["access-control-expose-headers"]
+    assert "x-prefix-hash" not in fake.get("/health").headers
+    short = start_server("--prefix-hash-tokens", 2, fake=True)
+    assert name(short, prompt="ab") == name(short, prompt="abc") == expected("ab")
+    assert name(short, prompt="a") is None
+    assert name(start_server("--prefix-hash-tokens", 0, fake=True), prompt=text) is None

@@ -101,6 +101,7 @@ static void test_defaults(void **state) {
     assert_int_equal(config.keep_alive, 120);
     assert_int_equal(config.receive_timeout, 30);
     assert_int_equal(config.drain_timeout, 30);
+    assert_int_equal(config.prefix_hash_tokens, 256);
     assert_int_equal(config.prefill, 512);
     assert_int_equal(config.decode, 128);
     assert_int_equal(config.batch.count, 1);
