@@ -153,6 +153,39 @@ make_cuda() {
   cp "$root/cuda/requirements.txt" "$root/.cuda/requirements.txt"
 }
 
+# need_unpacked NAME...: sets unpacked to a folder with the contents of these packages, unless the programs of these names
+# are installed. Not installed, since Debian starts what these serve, and not everybody is root.
+unpacked=
+need_unpacked() {
+  local name missing=
+  for name; do
+    PATH=$PATH:/usr/sbin command -v "$name" >/dev/null || missing=1
+  done
+  [ -n "$missing" ] || return 0
+  command -v apt-get >/dev/null || return 0
+  unpacked=$root/.deploy
+  [ "$(cat "$unpacked/packages" 2>/dev/null)" = "$*" ] || with_lock unpack_packages "$@"
+}
+
+unpack_packages() {
+  [ "$(cat "$unpacked/packages" 2>/dev/null)" != "$*" ] || return 0
+  say "fetching packages, to be unpacked in .deploy: $*"
+  rm -rf "$unpacked" "$unpacked.new"
+  mkdir "$unpacked.new"
+  local log=$unpacked.new/log package
+  (
+    cd "$unpacked.new" || die "cannot make $unpacked.new"
+    apt-get -q download "$@" >"$log" 2>&1 9>&- || { run_apt update && apt-get -q download "$@"; } >"$log" 2>&1 9>&- ||
+      { tail -n 15 "$log" >&2 && die "cannot fetch packages: $*"; }
+    for package in *.deb; do
+      dpkg -x "$package" . || die "cannot unpack $package"
+      rm "$package"
+    done
+  ) || exit 1
+  echo "$*" >"$unpacked.new/packages"
+  mv "$unpacked.new" "$unpacked"
+}
+
 # Whether the model file is the one that was checked: its size and time of change are those noted then.
 model_is_checked() {
   local noted=

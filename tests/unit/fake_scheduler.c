@@ -136,6 +136,11 @@ static void fake_add_tokens(
     choice->sent_entries = released;
 }
 
+static double fake_kept(const struct request *request, uint32_t seen) {
+    uint32_t budget = policy_settings_keep_all(&request->kv_policy) ? seen : policy_budget(&request->kv_policy, seen);
+    return budget < seen ? budget + 0.25 : seen;
+}
+
 static struct fake_output *fake_make_output(
     struct fake_task *task, uint32_t number, enum finish_reason finish, const char *message) {
     struct request *request = task->request;
@@ -162,12 +167,10 @@ static struct fake_output *fake_make_output(
     output->prompt_tokens = prompt->count;
     output->completion_tokens = choice->generated;
     output->cached_tokens = number % request->n == 0 ? prompt->count / 2 : 0;
-    uint32_t seen = prompt->count + choice->generated;
-    uint32_t budget = policy_settings_keep_all(&request->kv_policy) ? seen : policy_budget(&request->kv_policy, seen);
-    output->kv_tokens_seen = seen;
-    output->kv_tokens_kept = budget < seen ? budget + 0.25 : seen;
+    output->kv_tokens_seen = prompt->count + choice->generated;
+    output->kv_tokens_kept = fake_kept(request, prompt->count + choice->generated);
     output->kv_bytes = (uint64_t)output->kv_tokens_kept * FAKE_TOKEN_BYTES;
-    output->kv_bytes_full = (uint64_t)seen * FAKE_TOKEN_BYTES;
+    output->kv_bytes_full = output->kv_tokens_seen * FAKE_TOKEN_BYTES;
     output->queued_s = task->started_s > 0 ? task->started_s - task->submitted_s : 0;
     output->prefill_s = task->first_s > 0 ? task->first_s - task->started_s : 0;
     output->decode_s = task->first_s > 0 ? output->time_s - task->first_s : 0;
@@ -250,8 +253,11 @@ static void fake_step(struct scheduler *s) {
         if (!task->running && fake_may_start(s, task, running)) {
             task->running = true;
             task->started_s = clock_seconds();
-            for (uint32_t i = 0; i < task->request->prompts_count; i++)
+            for (uint32_t i = 0; i < task->request->prompts_count; i++) {
                 s->stats.prompt_tokens += task->request->prompts[i].count;
+                s->stats.prefix_queries += task->request->prompts[i].count;
+                s->stats.prefix_hits += task->request->prompts[i].count / 2;
+            }
         }
         running += task->running ? task->unfinished : 0;
         for (uint32_t i = 0; task->running && i < task->choices_count; i++)
@@ -375,6 +381,19 @@ size_t scheduler_poll(struct scheduler *s, scheduler_handle handle, void *contex
     return count;
 }
 
+static void fake_add_kept(const struct fake_task *task, struct scheduler_stats *out) {
+    for (uint32_t i = 0; task->running && i < task->choices_count; i++) {
+        if (task->choices[i].finished)
+            continue;
+        uint32_t seen = task->request->prompts[i / task->request->n].count + task->choices[i].generated;
+        uint64_t kept = (uint64_t)fake_kept(task->request, seen);
+        out->kv_tokens_seen += seen;
+        out->kv_tokens_kept += kept;
+        out->kv_bytes += kept * FAKE_TOKEN_BYTES;
+        out->kv_bytes_full += (uint64_t)seen * FAKE_TOKEN_BYTES;
+    }
+}
+
 void scheduler_get_stats(struct scheduler *s, struct scheduler_stats *out) {
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
@@ -382,6 +401,7 @@ void scheduler_get_stats(struct scheduler *s, struct scheduler_stats *out) {
     for (struct fake_task *task = s->tasks; task != NULL; task = task->next) {
         out->requests_running += task->running ? task->unfinished : 0;
         out->requests_waiting += !task->running;
+        fake_add_kept(task, out);
     }
     pthread_mutex_unlock(&s->lock);
 }
