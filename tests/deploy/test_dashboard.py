@@ -100,7 +100,7 @@ def test_every_query_has_an_answer(prometheus):
     except AssertionError as error:
         raise AssertionError([query for _, query in QUERIES if query not in answers]) from error
     up, = [query for title, query in QUERIES if title == "Replicas that answer"]
-    assert answers[up][0]["value"][1] == "2"
+    eventually(lambda: prometheus.query(without_variables(up))[0]["value"][1] == "2", "both are there")
 
 
 def test_kept_is_less_than_full(prometheus):
