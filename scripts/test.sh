@@ -22,7 +22,7 @@ fuzz        120 seeded mutations of files and requests, with sanitizers
 template     40 pytest tests/template: chat templates beside jinja2 of Python
 api         200 pytest tests/api: real clients against the server
 scripts     100 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
-deploy       40 pytest tests/deploy: replicas behind nginx, the dashboard beside Prometheus, manifests (--full: the image's steps, in a fresh Debian)
+deploy       40 pytest tests/deploy: replicas behind nginx, the dashboard beside Prometheus, manifests (--full: the steps of the image, in a fresh Debian)
 readme       50 pytest tests/readme: the examples of README.md as printed
 format       20 clang-format, where version 14 of it is installed
 +reference  120 pytest tests/reference: the checks of the reference itself
@@ -204,6 +204,9 @@ stage_readme() {
 stage_deploy() {
   need_test_build
   need_unpacked nginx prometheus
+  if [ -n "$full" ] && [ "$(id -u)" = 0 ]; then
+    need_packages debootstrap
+  fi
   DISTILLCACHE_TEST_TOOLS=$unpacked DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/deploy
 }
 
