@@ -104,9 +104,8 @@ def test_compose_replicas_agree(services):
     for name in replicas:
         environment = services[name]["environment"]
         check_options({**image_environment(), **environment})
-        grace = int(re.fullmatch(r"(?:(\d+)m)?(\d+)s", services[name]["stop_grace_period"])[1] or 0) * 60 + int(
-            re.fullmatch(r"(?:(\d+)m)?(\d+)s", services[name]["stop_grace_period"])[2])
-        assert grace > int(environment["DISTILLCACHE_DRAIN_TIMEOUT"])
+        minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(\d+)s", services[name]["stop_grace_period"]).groups("0")
+        assert int(minutes) * 60 + int(seconds) > int(environment["DISTILLCACHE_DRAIN_TIMEOUT"])
         states |= {volume["source"] for volume in services[name]["volumes"] if volume["target"] == "/state"}
         assert services[name]["networks"]["serving"]["ipv4_address"]
     assert len(states) == len(replicas), "a state directory is for one server"
