@@ -45,12 +45,12 @@ def who(proxy, body, path="/v1/completions", headers=None):
     return reply.json["model"]
 
 
-def prompts_for(proxy, name, count, **body):
+def prompts_for(proxy, name, count, begin=""):
     """Prompts whose replica is the one with this name, tried one after the other."""
     found, number = [], 0
     while len(found) < count:
-        prompt, number = text_of(number), number + 1
-        if who(proxy, {"prompt": prompt, "max_tokens": 1, **body}) == name:
+        prompt, number = begin + text_of(number), number + 1
+        if who(proxy, {"prompt": prompt, "max_tokens": 1}) == name:
             found.append(prompt)
     return found
 
@@ -218,11 +218,12 @@ class Load:
 
 
 def test_killed_replica_loses_only_what_it_streams(fakes, start_proxy):
-    a, b = fakes(FAKE_STEP_US="2000")
+    a, b = fakes(FAKE_STEP_US="5000")
     proxy = start_proxy(a, b)
-    prompts = {name: prompts_for(proxy, name, 6) for name in "ab"}
-    streams = Streams(proxy, prompts["a"][:4] + prompts["b"][:4], tokens=400)
-    load = Load(proxy, prompts["a"][4:] + prompts["b"][4:], max_tokens=20)
+    prompts = {name: prompts_for(proxy, name, 2) for name in "ab"}
+    slow = {name: prompts_for(proxy, name, 4, "!slow") for name in "ab"}  # some 50 ms a token
+    streams = Streams(proxy, slow["a"] + slow["b"], tokens=150)
+    load = Load(proxy, prompts["a"] + prompts["b"], max_tokens=20)
     load.more(8)
     assert a.metrics()["num_requests_running"] >= 4
     a.kill()
@@ -232,8 +233,8 @@ def test_killed_replica_loses_only_what_it_streams(fakes, start_proxy):
     # Whole answers, also those that a was working on, come from b; a's streams had begun and are cut.
     assert {status for status, _ in load.replies} == {200}, load.replies
     assert {name for _, name in load.replies[-20:]} == {"b"}
-    assert sorted(streams.broken) == sorted((prompt, "a") for prompt in prompts["a"][:4])
-    assert sorted(streams.whole) == sorted((prompt, "b") for prompt in prompts["b"][:4])
+    assert sorted(streams.broken) == sorted((prompt, "a") for prompt in slow["a"])
+    assert sorted(streams.whole) == sorted((prompt, "b") for prompt in slow["b"])
 
 
 def test_answer_that_has_not_begun_is_asked_for_again(fakes, start_proxy):
@@ -262,11 +263,11 @@ def keys_for(proxy, name, count):
 
 
 def test_draining_replica_gets_nothing_new_and_finishes(fakes, start_proxy):
-    a, b = fakes("--drain-timeout", 100, FAKE_STEP_US="5000")
+    a, b = fakes("--drain-timeout", 1000, FAKE_STEP_US="5000")
     proxy = start_proxy(a, b)
-    prompts = prompts_for(proxy, "a", 6)
-    streams = Streams(proxy, prompts[:3], tokens=400)
-    load = Load(proxy, prompts[3:], max_tokens=3)
+    slow = prompts_for(proxy, "a", 3, "!slow")
+    streams = Streams(proxy, slow, tokens=200)
+    load = Load(proxy, prompts_for(proxy, "a", 3), max_tokens=3)
     load.more(6)
     a.process.send_signal(signal.SIGTERM)
     eventually(lambda: a.get("/ready").status == 503 if a.process.poll() is None else True, "draining")
@@ -276,10 +277,9 @@ def test_draining_replica_gets_nothing_new_and_finishes(fakes, start_proxy):
     load.end()
     assert {status for status, _ in load.replies} == {200}, load.replies
     assert {name for _, name in load.replies[before:]} == {"b"}
-    running = a.metrics()["num_requests_running"]
-    assert running == 3, "its streams were to be still running"
+    assert a.metrics()["num_requests_running"] == 3, "its streams were to be still running"
     streams.join()
-    assert sorted(streams.whole) == sorted((prompt, "a") for prompt in prompts[:3]) and not streams.broken
+    assert sorted(streams.whole) == sorted((prompt, "a") for prompt in slow) and not streams.broken
     assert a.process.wait(PATIENCE) == 0
 
 
