@@ -29,14 +29,20 @@ die() {
   exit 1
 }
 
-# with_lock COMMAND...: one setup at a time in this clone. Functions too.
+# with_lock COMMAND...: one setup at a time in this clone. Functions too, which may come here again.
+locked=
 with_lock() {
+  if [ -n "$locked" ]; then
+    "$@"
+    return
+  fi
   mkdir -p "$root/models"
   (
     flock -n 9 || {
       say "another setup runs in this clone; waiting for it"
       flock 9
     }
+    locked=1
     "$@"
   ) 9>"$root/models/.lock"
 }
