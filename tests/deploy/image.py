@@ -48,14 +48,15 @@ class Build:
     """The stages that a target needs, made in order.
 
     base       folder: what `FROM debian:...` stands for
-    prepare    prepare(root): called with each copy of it
     context    folder of the files that COPY takes
+    prepare    prepare(root): called with each copy of base
+    network    variables of RUN by which this machine reaches the network
     """
 
-    def __init__(self, dockerfile, folder, base, context, prepare, arguments=None):
+    def __init__(self, dockerfile, folder, base, context, prepare, network, arguments):
         self.instructions = DockerfileParser(fileobj=open(dockerfile, "rb")).structure
         self.folder, self.base, self.context, self.prepare = folder, base, context, prepare
-        self.given = arguments or {}
+        self.network, self.given = network, arguments
         self.stages = {}
         self.mounted = []
 
@@ -123,7 +124,7 @@ class Build:
         (stage.root / value.lstrip("/")).mkdir(parents=True, exist_ok=True)
 
     def do_run(self, stage, value):
-        stage.run([*stage.shell, value], stage.arguments)
+        stage.run([*stage.shell, value], {**self.network, **stage.arguments})
 
     def do_env(self, stage, value):
         stage.env.update(word.split("=", 1) for word in shlex.split(value))

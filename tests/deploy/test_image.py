@@ -25,8 +25,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("debootstrap") is None, reason="there is no debootstrap"),
 ]
 
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 SETTINGS = ["/etc/apt/sources.list", "/etc/apt/sources.list.d/*", "/etc/apt/apt.conf.d/99*", "/usr/share/keyrings/*", "/etc/resolv.conf",
-            "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt"]
+            "/etc/hosts", "/etc/pip.conf", CERTIFICATES]
 
 
 def mirror():
@@ -41,6 +42,8 @@ def take_settings(root):
             target = root / path.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
+    if pathlib.Path(CERTIFICATES).exists():  # where the package ca-certificates does not replace them
+        shutil.copy(CERTIFICATES, root / "etc/machine.crt")
     if any((root / "etc/apt/sources.list.d").glob("*")) and not pathlib.Path("/etc/apt/sources.list").exists():
         (root / "etc/apt/sources.list").unlink(missing_ok=True)  # debootstrap's
     for home in (".config/pip/pip.conf", ".pip/pip.conf"):
@@ -55,8 +58,11 @@ def image(tmp_path_factory):
     with open(folder / "debootstrap.log", "wb") as log:
         code = subprocess.run(["debootstrap", "--variant=minbase", "bookworm", base, mirror()], stdout=log, stderr=log).returncode
     assert code == 0, (folder / "debootstrap.log").read_text()[-2000:]
-    proxies = {name: value for name, value in os.environ.items() if name.lower().startswith(("http_proxy", "https_proxy", "no_proxy", "pip_"))}
-    build = Build(DOCKER / "Dockerfile", folder, base, context_of(ROOT, folder / "context"), take_settings,
+    network = {name: value for name, value in os.environ.items()
+               if name.lower().startswith(("http_proxy", "https_proxy", "no_proxy", "pip_"))}
+    if pathlib.Path(CERTIFICATES).exists():
+        network["PIP_CERT"] = "/etc/machine.crt"
+    build = Build(DOCKER / "Dockerfile", folder, base, context_of(ROOT, folder / "context"), take_settings, network,
                   {"FETCH_MODEL": "yes"})
     try:
         stage = build.target("cpu")
