@@ -358,6 +358,16 @@ static int check_admin(enum config_command command, const struct config *config,
     return 0;
 }
 
+static int check_access(enum config_command command, const struct config *config, struct error *error) {
+    if (command != CONFIG_SERVE)
+        return 0;
+    if ((config->tls_cert[0] == '\0') != (config->tls_key[0] == '\0'))
+        return error_set(error, ERROR_INVALID, "tls-cert and tls-key are files that belong together: give both");
+    if (config->rate_limit > 0 && config->api_key.count == 0 && config->api_key_file[0] == '\0')
+        return error_set(error, ERROR_INVALID, "rate-limit is for each key: give api-key or api-key-file");
+    return 0;
+}
+
 int config_load(struct config *config, enum config_command command, int arguments_count, char *const *arguments,
     char *const *environment, struct error *error) {
     struct command_line line = {.command = command, .count = arguments_count, .arguments = arguments};
@@ -388,6 +398,8 @@ int config_load(struct config *config, enum config_command command, int argument
         code = check_repeated(command, config, error);
     if (code == 0 && !config->help && !config->print_config)
         code = check_admin(command, config, error);
+    if (code == 0 && !config->help && !config->print_config)
+        code = check_access(command, config, error);
 out:
     free(line.assignments);
     return code;

@@ -64,10 +64,17 @@ struct config {
     uint32_t max_connections;
     uint32_t keep_alive;         /* seconds an idle connection stays open */
     uint32_t receive_timeout;    /* seconds to receive a whole request */
+    uint32_t request_timeout;    /* seconds for a completion; 0: no limit */
     uint32_t drain_timeout;      /* seconds that running requests get after SIGTERM */
     uint32_t prefix_hash_tokens; /* of X-Prefix-Hash; 0: no such header */
     char *log_level;             /* debug | info | warning | error */
     char *log_format;            /* text | json */
+    /* server: access */
+    struct string_list api_key;     /* both empty: everybody is let in */
+    char *api_key_file;             /* empty: none */
+    uint32_t rate_limit;            /* requests a minute and key; 0: no limit */
+    struct string_list cors_origin; /* "*": any; empty: none */
+    char *tls_cert, *tls_key;       /* files; both or neither */
     /* server: administration and training */
     char *state_dir;       /* empty: none */
     char *admin_host;      /* address of the admin API */

@@ -18,6 +18,7 @@
 
 static const char section_model[] = "Model and engine";
 static const char section_server[] = "Server";
+static const char section_access[] = "Access";
 static const char section_admin[] = "Administration and training";
 static const char section_bench[] = "Benchmark";
 static const char section_eval[] = "Evaluation";
@@ -98,6 +99,9 @@ const struct option option_table[] = {
     {"receive-timeout", OPTION_COUNT, SERVE, 0, FIELD(receive_timeout), .minimum = 1, .maximum = 86400,
         .default_value = "30", .argument = "SECONDS", .section = section_server,
         .help = "seconds that a client gets to send a whole request"},
+    {"request-timeout", OPTION_COUNT, SERVE, 0, FIELD(request_timeout), .maximum = 86400, .default_value = "0",
+        .argument = "SECONDS", .section = section_server,
+        .help = "seconds that a completion may take from its arrival; then it ends with what it has. 0: no limit"},
     {"drain-timeout", OPTION_COUNT, SERVE, 0, FIELD(drain_timeout), .maximum = 86400, .default_value = "30",
         .argument = "SECONDS", .section = section_server,
         .help = "seconds that running requests get to finish after SIGTERM"},
@@ -105,6 +109,27 @@ const struct option option_table[] = {
         .argument = "N", .section = section_server,
         .help = "tokens of a prompt's beginning that the header X-Prefix-Hash of answers names, by which proxies choose "
                 "among replicas; 0: no such header"},
+
+    {"api-key", OPTION_TEXTS, SERVE, OPTION_MAY_BE_EMPTY | OPTION_SECRET, FIELD(api_key), .default_value = "",
+        .argument = "KEY", .section = section_access,
+        .help = "key that clients must send, repeated for several; better given by api-key-file or the environment, "
+                "since the command line is seen by every user. Empty, and no api-key-file: none"},
+    {"api-key-file", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY, FIELD(api_key_file), .default_value = "",
+        .argument = "FILE", .section = section_access,
+        .help = "file of further keys, one a line; empty lines and those that begin with # are left out"},
+    {"rate-limit", OPTION_COUNT, SERVE, 0, FIELD(rate_limit), .maximum = 1000000, .default_value = "0",
+        .argument = "N", .section = section_access,
+        .help = "requests that compute something, of each key, a minute; further ones are answered 429. 0: no limit"},
+    {"cors-origin", OPTION_TEXTS, SERVE, OPTION_MAY_BE_EMPTY, FIELD(cors_origin), .default_value = "*",
+        .argument = "ORIGIN", .section = section_access,
+        .help = "origin whose web pages may read answers (CORS), such as https://chat.example, repeated for several; *: "
+                "any; empty: none"},
+    {"tls-cert", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY, FIELD(tls_cert), .default_value = "", .argument = "FILE",
+        .section = section_access,
+        .help = "certificate (PEM), followed by those of its issuers: HTTPS instead of HTTP, on the admin port too; read "
+                "again at SIGHUP. Empty: HTTP"},
+    {"tls-key", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY, FIELD(tls_key), .default_value = "", .argument = "FILE",
+        .section = section_access, .help = "private key of the certificate (PEM, without a password)"},
 
     {"state-dir", OPTION_STRING, SERVE, OPTION_MAY_BE_EMPTY, FIELD(state_dir), .default_value = "", .argument = "DIR",
         .section = section_admin,

@@ -366,13 +366,14 @@ static void print_quoted(const char *text, FILE *out) {
     fputc('"', out);
 }
 
-/* As YAML: texts in quotes; one text or ratio, and none, without brackets. */
+/* As YAML: texts in quotes; one text or ratio, and none, without brackets. Secrets as if there were none. */
 static void print_list(const struct option *option, const struct string_list *list, bool yaml, FILE *out) {
-    bool brackets = yaml && (option->type == OPTION_COUNTS || list->count > 1);
-    if (yaml && !brackets && list->count == 0)
+    size_t count = (option->flags & OPTION_SECRET) != 0 ? 0 : list->count;
+    bool brackets = yaml && (option->type == OPTION_COUNTS || count > 1);
+    if (yaml && !brackets && count == 0)
         fputs("\"\"", out);
     fputs(brackets ? "[" : "", out);
-    for (size_t i = 0; i < list->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         fputs(i == 0 ? "" : (yaml ? ", " : ","), out);
         if (yaml && (option->type == OPTION_POLICIES || option->type == OPTION_TEXTS))
             print_quoted(list->items[i], out);

@@ -52,7 +52,7 @@ static void run_commands(struct scheduler *s, struct command *command) {
         if (command->submit != NULL)
             scheduler_take_task(s, command->submit);
         else
-            scheduler_cancel_task(s, command->cancel);
+            scheduler_cancel_task(s, command->cancel, command->expired);
         free(command);
         command = next;
     }
@@ -275,13 +275,22 @@ int scheduler_submit(struct scheduler *s, struct request *request, struct error 
     return code;
 }
 
-void scheduler_cancel(struct scheduler *s, struct request *request) {
+static void send_end(struct scheduler *s, struct request *request, bool expired) {
     struct command *command = calloc(1, sizeof *command);
     if (command == NULL)
         return; /* the request runs to its end instead */
     command->cancel = request;
+    command->expired = expired;
     if (send_command(s, command, NULL) != 0)
         free(command);
+}
+
+void scheduler_cancel(struct scheduler *s, struct request *request) {
+    send_end(s, request, false);
+}
+
+void scheduler_expire(struct scheduler *s, struct request *request) {
+    send_end(s, request, true);
 }
 
 size_t scheduler_poll(struct scheduler *s, scheduler_handle handle, void *context) {

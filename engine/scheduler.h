@@ -140,6 +140,10 @@ int scheduler_submit(struct scheduler *scheduler, struct request *request, struc
  * that finished meanwhile is ignored. */
 void scheduler_cancel(struct scheduler *scheduler, struct request *request);
 
+/* The same because its time is over: choices that have tokens end as if they had reached max_tokens (FINISH_LENGTH),
+ * the others with FINISH_CANCELLED. */
+void scheduler_expire(struct scheduler *scheduler, struct request *request);
+
 /* Calls handle for each output, in order; the output is freed after handle returns. Returns how many there were. */
 typedef void (*scheduler_handle)(void *context, const struct output *output);
 size_t scheduler_poll(struct scheduler *scheduler, scheduler_handle handle, void *context);

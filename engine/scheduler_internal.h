@@ -15,6 +15,7 @@
 struct command {
     struct task *submit;    /* a new task, or NULL */
     struct request *cancel; /* a request to end, or NULL */
+    bool expired;           /* its time is over: what it has is its answer */
     struct command *next;
 };
 
@@ -80,7 +81,7 @@ struct scheduler {
 /* Takes in a new task: the first choice of each prompt joins the queue. */
 void scheduler_take_task(struct scheduler *s, struct task *task);
 /* Ends the request's choices, in whatever state they are. */
-void scheduler_cancel_task(struct scheduler *s, const struct request *request);
+void scheduler_cancel_task(struct scheduler *s, const struct request *request, bool expired);
 void scheduler_cancel_all(struct scheduler *s);
 
 /* The waiting queue. In front: those that were preempted. */

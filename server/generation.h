@@ -22,6 +22,9 @@ void generation_handle(struct exchange *exchange, plan_parse parse);
 void generation_output(void *server, const struct output *output);
 
 void generation_cancel_all(struct server *server);
+/* Ends those that were submitted so many seconds ago or earlier: what has tokens is an answer that ends by length, what
+ * has none a 503. */
+void generation_expire(struct server *server, double seconds);
 
 /* What the parsers need of the server and the exchange. */
 struct parse_context generation_context(const struct exchange *exchange);

@@ -65,6 +65,7 @@ void *http_begin(void *context, struct connection *connection, const char *uri) 
     exchange->site = site;
     exchange->connection = connection;
     exchange->references = 1;
+    exchange->key = -1;
     exchange->began_ns = uv_hrtime();
     http_make_id(exchange->id, sizeof exchange->id, "req-");
     exchange->id_is_ours = true;
@@ -163,6 +164,26 @@ static int exchange_drains(const struct exchange *exchange) {
 
 static const struct route *routes_find(const struct route *routes, const char *path, const char *method);
 
+static bool exchange_is_open(const struct exchange *exchange) {
+    for (const char *const *path = exchange->site->open; path != NULL && *path != NULL; path++)
+        if (strcmp(*path, exchange->path) == 0)
+            return true;
+    return false;
+}
+
+/* Who asks. -1: the refusal is set. */
+static int exchange_admit(struct exchange *exchange) {
+    const struct site *site = exchange->site;
+    struct fault *refusal = &exchange->refusal;
+    if (strcmp(exchange->method, "OPTIONS") == 0 || exchange_is_open(exchange))
+        return 0;
+    if (keys_count(site->keys) == 0)
+        return site->admit == NULL ? 0 : site->admit(exchange, refusal);
+    exchange->key = keys_check(
+        site->keys, exchange_header(exchange, "Authorization"), exchange_header(exchange, "X-Api-Key"), refusal);
+    return exchange->key >= 0 ? 0 : -1;
+}
+
 /* Looks at the headers. -1: the refusal is to be sent before the body is read. */
 static int exchange_check_headers(struct exchange *exchange) {
     const struct site *site = exchange->site;
@@ -178,8 +199,7 @@ static int exchange_check_headers(struct exchange *exchange) {
     /* Two lengths in one request: proxies and servers may disagree where it ends (RFC 9112, section 6.1). */
     if (encoding != NULL && exchange_header(exchange, "Content-Length") != NULL)
         return fault_invalid(&exchange->refusal, NULL, "both Transfer-Encoding and Content-Length are given");
-    if (site->admit != NULL && strcmp(exchange->method, "OPTIONS") != 0 &&
-        site->admit(exchange, &exchange->refusal) != 0)
+    if (exchange_admit(exchange) != 0)
         return exchange_drains(exchange);
     uint64_t announced = exchange_announced(exchange);
     exchange->route = routes_find(site->routes, exchange->path, exchange->method);
@@ -289,16 +309,48 @@ static const struct route *routes_find(const struct route *routes, const char *p
 
 static void exchange_answer(struct exchange *exchange, unsigned status, struct MHD_Response *response);
 
+/* What Access-Control-Allow-Origin says of the page that asks: its origin, "*", or NULL when it may not read. */
+static const char *exchange_origin(const struct exchange *exchange) {
+    const struct string_list *origins = exchange->site->origins;
+    const char *origin = exchange_header(exchange, "Origin");
+    for (size_t i = 0; origins != NULL && i < origins->count; i++) {
+        for (const char *item = origins->items[i];; item++) {
+            size_t length = strcspn(item, ",");
+            if (length == 1 && item[0] == '*')
+                return "*";
+            if (origin != NULL && strlen(origin) == length && strncasecmp(item, origin, length) == 0)
+                return origin;
+            item += length;
+            if (*item == '\0')
+                break;
+        }
+    }
+    return NULL;
+}
+
+static void exchange_add_origin(const struct exchange *exchange, struct MHD_Response *response) {
+    const struct string_list *origins = exchange->site->origins;
+    const char *allowed = exchange_origin(exchange);
+    if (allowed != NULL) {
+        MHD_add_response_header(response, "Access-Control-Allow-Origin", allowed);
+        MHD_add_response_header(response, "Access-Control-Expose-Headers",
+            "x-request-id, x-prefix-hash, retry-after, retry-after-ms, x-should-retry");
+    }
+    /* A cache must not give one page what was answered to another. */
+    if (origins != NULL && origins->count > 0 && (allowed == NULL || strcmp(allowed, "*") != 0))
+        MHD_add_response_header(response, "Vary", "Origin");
+}
+
 /* The answer to OPTIONS, also to a browser's preflight. */
 static void exchange_options(struct exchange *exchange, const char *allow) {
     struct MHD_Response *response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     if (response != NULL) {
         MHD_add_response_header(response, "Allow", allow);
     }
-    if (response != NULL && exchange->site->any_origin) {
+    if (response != NULL && exchange_origin(exchange) != NULL) {
         MHD_add_response_header(response, "Access-Control-Allow-Methods", allow);
         MHD_add_response_header(
-            response, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id, *");
+            response, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key, X-Request-Id, *");
         MHD_add_response_header(response, "Access-Control-Max-Age", "86400");
     }
     exchange_answer(exchange, 204, response);
@@ -348,7 +400,9 @@ static void exchange_dispatch(struct exchange *exchange) {
         exchange_options(exchange, allow);
     } else if (exchange->route == NULL) {
         exchange_not_allowed(exchange, allow);
-    } else if (exchange->route->work && server_accepts_work(server, &fault) != 0) {
+    } else if (exchange->route->work &&
+               (server_accepts_work(server, &fault) != 0 ||
+                   keys_take(exchange->site->keys, exchange->key, (double)uv_hrtime() * 1e-9, &fault) != 0)) {
         exchange_fault(exchange, &fault);
     } else {
         exchange->route->handle(exchange);
@@ -407,10 +461,7 @@ static void exchange_answer(struct exchange *exchange, unsigned status, struct M
         return;
     }
     MHD_add_response_header(response, "x-request-id", exchange->id);
-    if (exchange->site->any_origin) {
-        MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
-        MHD_add_response_header(response, "Access-Control-Expose-Headers", "x-request-id, x-prefix-hash, retry-after");
-    }
+    exchange_add_origin(exchange, response);
     if (exchange->prefix[0] != '\0')
         MHD_add_response_header(response, "X-Prefix-Hash", exchange->prefix);
     if (exchange->server->draining)
@@ -438,13 +489,24 @@ void exchange_json(struct exchange *exchange, unsigned status, struct buffer *bo
     exchange_text(exchange, status, "application/json", body);
 }
 
+static void exchange_add_fault_headers(struct MHD_Response *response, const struct fault *fault) {
+    char number[16];
+    if (fault->status == 401)
+        MHD_add_response_header(response, "WWW-Authenticate", "Bearer realm=\"distillcache\"");
+    if (fault->no_retry)
+        MHD_add_response_header(response, "x-should-retry", "false");
+    if (fault->retry_after_ms == 0)
+        return;
+    snprintf(number, sizeof number, "%u", (fault->retry_after_ms + 999) / 1000);
+    MHD_add_response_header(response, "Retry-After", number);
+    snprintf(number, sizeof number, "%u", fault->retry_after_ms);
+    MHD_add_response_header(response, "retry-after-ms", number);
+}
+
 void exchange_fault(struct exchange *exchange, const struct fault *fault) {
     struct MHD_Response *response = exchange_fault_response(exchange, fault);
-    if (response != NULL && fault->retry_after > 0) {
-        char seconds[16];
-        snprintf(seconds, sizeof seconds, "%u", fault->retry_after);
-        MHD_add_response_header(response, "Retry-After", seconds);
-    }
+    if (response != NULL)
+        exchange_add_fault_headers(response, fault);
     if (fault->status >= 500)
         log_event(LOG_WARNING, exchange->id, "request not served", "status", LOG_INT(fault->status), "message",
             LOG_STRING(fault->message), NULL);

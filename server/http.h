@@ -12,12 +12,13 @@
  * abandon function is called; whoever still holds a reference carries on to its end, and its answer goes nowhere.
  *
  * Every response has x-request-id (the client's, when it is 1 to 63 characters of letters, digits and -_.:, else one of
- * ours), and on sites for any origin CORS headers that allow it. Answers to prompts have X-Prefix-Hash (prefix_hash.h).
+ * ours), and on sites with origins CORS headers for those. Answers to prompts have X-Prefix-Hash (prefix_hash.h).
  */
 #ifndef SERVER_HTTP_H
 #define SERVER_HTTP_H
 
 #include "server/fault.h"
+#include "server/keys.h"
 #include "server/loop.h"
 #include "server/prefix_hash.h"
 
@@ -37,10 +38,14 @@ struct exchange;
 struct site {
     struct server *server;
     const struct route *routes; /* ends with a NULL method */
-    /* Web pages of any origin may read what it answers (CORS). */
-    bool any_origin;
-    /* Looks at a request's headers before its body is read: 0, or -1 and a fault. NULL: everybody is let in. OPTIONS is
-     * not asked about. */
+    /* Whose web pages may read what it answers (CORS): origins, each text one or several separated by commas; "*" is
+     * any. NULL or empty: nobody's. */
+    const struct string_list *origins;
+    /* One of these must be sent. Empty: everybody is let in whom admit lets in. OPTIONS, which a browser sends without
+     * a key before the request itself, is let in always. */
+    struct key_set *keys;
+    const char *const *open; /* paths that need no key; ends with NULL. NULL: none */
+    /* Without keys looks at a request's headers before its body is read: 0, or -1 and a fault. NULL: all are let in. */
     int (*admit)(struct exchange *exchange, struct fault *fault);
 };
 
@@ -52,6 +57,7 @@ struct exchange {
     char *path;
     char id[64]; /* x-request-id */
     bool id_is_ours;
+    int key; /* its number in the site's keys; -1: none was needed */
     char method[16];
     struct buffer body;            /* as received; not touched after the handler was called */
     bool abandoned;                /* nobody reads the answer */
@@ -94,7 +100,7 @@ struct route {
     const char *method; /* GET (also serves HEAD), POST or DELETE */
     const char *path;
     void (*handle)(struct exchange *exchange);
-    bool work;                        /* asks for tokens: 503 while loading or draining */
+    bool work;                        /* computes: 503 while loading or draining, and counts for its key's rate */
     const struct body_reader *reader; /* NULL: the body is collected, up to max-body */
 };
 const char *exchange_path_rest(const struct exchange *exchange);

@@ -3,6 +3,7 @@
 
 #include "engine/log.h"
 #include "server/listen.h"
+#include "server/tls.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@ enum {
     TICK_MS = 250, /* how often deadlines are looked at while there are connections */
     CONNECTION_MEMORY =
         1 << 16, /* of libmicrohttpd for one connection: headers and read buffer; http.h has our limits */
+    SIGNALS = 3,
 };
 
 struct connection {
@@ -60,7 +62,7 @@ struct loop {
     void (*fire)(void *context);
     uv_timer_t after;
     uv_async_t async;
-    uv_signal_t signals[2];
+    uv_signal_t signals[SIGNALS];
 };
 
 /* --- Connections --- */
@@ -274,7 +276,7 @@ static void loop_async_woken(uv_async_t *async) {
 
 static void loop_signalled(uv_signal_t *handle, int number) {
     struct loop *loop = handle->data;
-    loop->signal_seen = true;
+    loop->signal_seen = loop->signal_seen || number != SIGHUP;
     loop->callbacks->signalled(loop->context, number);
 }
 
@@ -290,13 +292,17 @@ static int listener_start_daemon(struct listener *listener, const struct loop_op
     int fd = listen_open(options->host, &listener->port, error);
     if (fd < 0)
         return ERROR_IO;
-    listener->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
-        loop_access, listener, MHD_OPTION_EXTERNAL_LOGGER, loop_library_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_PRIORITIES},
+        {MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, (void *)tls_retrieve}, {MHD_OPTION_END, 0, NULL}};
+    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    listener->daemon = MHD_start_daemon(options->tls ? flags | MHD_USE_TLS : flags, 0, NULL, NULL, loop_access,
+        listener, MHD_OPTION_EXTERNAL_LOGGER, loop_library_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)listen_raise_limit(options->max_connections),
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->keep_alive, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)CONNECTION_MEMORY, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
         MHD_OPTION_URI_LOG_CALLBACK, loop_begin, listener, MHD_OPTION_NOTIFY_COMPLETED, loop_completed, listener,
-        MHD_OPTION_NOTIFY_CONNECTION, connection_notified, listener, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_CONNECTION, connection_notified, listener, MHD_OPTION_ARRAY,
+        options->tls ? tls : tls + sizeof tls / sizeof *tls - 1, MHD_OPTION_END);
     if (listener->daemon == NULL) {
         close(fd);
         return error_set(error, ERROR_IO, "cannot start the HTTP library on %s port %u", options->host, listener->port);
@@ -345,16 +351,20 @@ int loop_listen(struct loop *loop, const struct loop_options *options, uint32_t 
     return 0;
 }
 
-static int loop_start_handles(struct loop *loop) {
+static int loop_start_handles(struct loop *loop, bool tls) {
+    static const int signals[SIGNALS] = {SIGTERM, SIGINT, SIGHUP};
     int failed = uv_async_init(&loop->uv, &loop->async, loop_async_woken);
     if (failed != 0)
         return failed;
     uv_timer_init(&loop->uv, &loop->after);
-    uv_signal_init(&loop->uv, &loop->signals[0]);
-    uv_signal_init(&loop->uv, &loop->signals[1]);
-    loop->after.data = loop->signals[0].data = loop->signals[1].data = loop->async.data = loop;
-    failed = uv_signal_start(&loop->signals[0], loop_signalled, SIGTERM);
-    return failed == 0 ? uv_signal_start(&loop->signals[1], loop_signalled, SIGINT) : failed;
+    loop->after.data = loop->async.data = loop;
+    for (size_t i = 0; i < SIGNALS && failed == 0; i++) {
+        uv_signal_init(&loop->uv, &loop->signals[i]);
+        loop->signals[i].data = loop;
+        if (signals[i] != SIGHUP || tls)
+            failed = uv_signal_start(&loop->signals[i], loop_signalled, signals[i]);
+    }
+    return failed;
 }
 
 struct loop *loop_create(const struct loop_options *options, struct error *error) {
@@ -371,7 +381,7 @@ struct loop *loop_create(const struct loop_options *options, struct error *error
         error_set(error, ERROR_IO, "cannot create an event loop");
         return NULL;
     }
-    int failed = loop_start_handles(loop);
+    int failed = loop_start_handles(loop, options->tls);
     if (failed != 0)
         error_set(error, ERROR_IO, "cannot set up the event loop: %s", uv_strerror(failed));
     else if (loop_listen(loop, options, &loop->port, error) == 0)

@@ -15,6 +15,9 @@
  * - The library's timeout counts inactivity only. A request must also have arrived within receive_timeout seconds of
  *   its first line (on a new connection: of the accept), else the socket is shut down. An idle connection is closed by
  *   the library after keep_alive seconds, and by us when a request's first line has not come receive_timeout later.
+ * - With TLS the library reads and decrypts as far as it can at each run; what its TLS library holds decrypted makes
+ *   MHD_get_timeout say 0. The handshake counts as part of the first request, for deadlines. A client that leaves is
+ *   seen by the same hang-up of its socket; its TLS end alone (close_notify) is only noticed when the library reads.
  * - Everything suspended must be resumed before MHD_stop_daemon; loop_free does it.
  *
  * All functions are for the loop's thread, loop_wake excepted.
@@ -48,7 +51,7 @@ struct loop_callbacks {
     void (*gone)(void *exchange);
     /* After loop_wake; several wake-ups may become one. */
     void (*woken)(void *context);
-    /* SIGINT or SIGTERM. */
+    /* SIGINT or SIGTERM; with tls SIGHUP, too. */
     void (*signalled)(void *context, int number);
 };
 
@@ -58,12 +61,13 @@ struct loop_options {
     uint32_t max_connections;
     uint32_t keep_alive;      /* seconds */
     uint32_t receive_timeout; /* seconds */
+    bool tls;                 /* HTTPS, with what tls_retrieve gives (tls.h) */
     const struct loop_callbacks *callbacks;
     void *context;
 };
 
 /* Listens already when it returns; nothing is accepted before loop_run. Raises the limit on descriptors as far as it
- * may, or lowers max_connections to it. Handles SIGINT, SIGTERM and ignores SIGPIPE. */
+ * may, or lowers max_connections to it. Handles SIGINT, SIGTERM, with tls SIGHUP, and ignores SIGPIPE. */
 struct loop *loop_create(const struct loop_options *options, struct error *error);
 void loop_free(struct loop *loop); /* closes all connections, calls completed for their requests; NULL allowed */
 uint32_t loop_port(const struct loop *loop); /* of the socket of loop_create */

@@ -22,3 +22,6 @@ const struct route server_routes[] = {
     {"GET", "/metrics", models_metrics, false, NULL},
     {NULL, NULL, NULL, false, NULL},
 };
+
+/* What probes and Prometheus read: they hold no keys, and nothing here is of one client. */
+const char *const server_open_paths[] = {"/health", "/ready", "/version", "/metrics", NULL};

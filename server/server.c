@@ -5,6 +5,7 @@
 #include "server/admin/admin.h"
 #include "server/generation.h"
 #include "server/metrics.h"
+#include "server/tls.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 static const uint64_t SIGNAL_BURST_NS = 1000000000; /* signals this soon after the first belong to it */
+static const uint64_t EXPIRY_MS = 100;              /* how exactly request-timeout is kept */
 static const double FLUSH_SECONDS = 5.0;            /* for last words to clients after the drain timeout */
 
 /* The file's name without directories and ending, unless the configuration names the model. NULL: no memory. */
@@ -57,8 +59,52 @@ void server_check_drained(struct server *server) {
         loop_stop(server->loop);
 }
 
+/* --- Certificates --- */
+
+static int server_open_tls(struct server *server, struct error *error) {
+    const struct config *config = server->config;
+    if (config->tls_cert[0] == '\0')
+        return 0;
+    struct tls_pair *pair = tls_pair_read(config->tls_cert, config->tls_key, error);
+    if (pair != NULL)
+        server->tls = tls_create(pair, error);
+    return server->tls == NULL ? -1 : 0;
+}
+
+static void server_read_pair(uv_work_t *work) {
+    struct server *server = work->data;
+    server->tls_pair = tls_pair_read(server->config->tls_cert, server->config->tls_key, &server->tls_error);
+}
+
+static void server_take_pair(uv_work_t *work, int status) {
+    struct server *server = work->data;
+    (void)status;
+    server->tls_reading = false;
+    if (server->tls_pair == NULL) {
+        log_event(LOG_ERROR, NULL, "the certificate stays as it is: the new one cannot be used", "message",
+            LOG_STRING(server->tls_error.message), NULL);
+        return;
+    }
+    tls_replace(server->tls, server->tls_pair);
+    log_event(LOG_INFO, NULL, "certificate read again", "file", LOG_STRING(server->config->tls_cert), NULL);
+}
+
+/* The files are read on another thread: a disk may take its time. */
+static void server_reload_tls(struct server *server) {
+    server->tls_work.data = server;
+    if (!server->tls_reading &&
+        uv_queue_work(loop_uv(server->loop), &server->tls_work, server_read_pair, server_take_pair) == 0)
+        server->tls_reading = true;
+}
+
+/* --- Signals --- */
+
 static void server_signalled(void *context, int number) {
     struct server *server = server_of(context);
+    if (number == SIGHUP) {
+        server_reload_tls(server);
+        return;
+    }
     /* One request to end may come as several signals: timeout(1) signals the program and its group, a terminal the
      * wrapper script too, which passes it on. */
     if (server->draining && uv_hrtime() - server->drain_began_ns < SIGNAL_BURST_NS)
@@ -84,6 +130,20 @@ int server_accepts_work(const struct server *server, struct fault *fault) {
     if (!server->loaded)
         return fault_unavailable(fault, "loading", 1, "the model is still loading");
     return 0;
+}
+
+static void server_expire(uv_timer_t *timer) {
+    struct server *server = timer->data;
+    generation_expire(server, server->config->request_timeout);
+}
+
+/* The loop closes the timer at its end. */
+static void server_start_expiry(struct server *server) {
+    if (server->config->request_timeout == 0)
+        return;
+    uv_timer_init(loop_uv(server->loop), &server->expiry);
+    server->expiry.data = server;
+    uv_timer_start(&server->expiry, server_expire, EXPIRY_MS, EXPIRY_MS);
 }
 
 /* --- Loading --- */
@@ -172,16 +232,27 @@ struct server *server_create(const struct config *config, struct error *error) {
         .max_connections = config->max_connections,
         .keep_alive = config->keep_alive,
         .receive_timeout = config->receive_timeout,
+        .tls = config->tls_cert[0] != '\0',
         .callbacks = &server_callbacks,
         .context = &server->site};
-    server->site = (struct site){.server = server, .routes = server_routes, .any_origin = true};
+    if (server_open_tls(server, error) != 0)
+        goto fail;
+    server->keys = keys_create(&config->api_key, config->api_key_file, config->rate_limit, error);
+    if (server->keys == NULL)
+        goto fail;
+    server->site = (struct site){.server = server,
+        .routes = server_routes,
+        .origins = &config->cors_origin,
+        .keys = server->keys,
+        .open = server_open_paths};
     server->loop = loop_create(&options, error);
     if (server->loop == NULL)
         goto fail;
+    server_start_expiry(server);
     if (config->state_dir[0] != '\0' && (server->admin = admin_create(server, error)) == NULL)
         goto fail;
-    log_event(
-        LOG_INFO, NULL, "listening", "host", LOG_STRING(config->host), "port", LOG_INT(loop_port(server->loop)), NULL);
+    log_event(LOG_INFO, NULL, "listening", "host", LOG_STRING(config->host), "port", LOG_INT(loop_port(server->loop)),
+        "keys", LOG_INT(keys_count(server->keys)), "tls", LOG_BOOL(server->tls != NULL), NULL);
     return server;
 fail:
     server_free(server);
@@ -222,6 +293,8 @@ void server_free(struct server *server) {
         return;
     loop_free(server->loop);
     admin_free(server->admin);
+    tls_free(server->tls);
+    keys_free(server->keys);
     metrics_free(server->metrics);
     free(server->model_id);
     free(server);

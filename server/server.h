@@ -58,17 +58,26 @@ typedef int (*server_load)(
 
 struct metrics;
 struct admin;
+struct tls;
+struct tls_pair;
 
 struct server {
     const struct config *config;
     struct loop *loop;
-    struct site site;    /* the public one */
+    struct site site; /* the public one */
+    struct key_set *keys;
+    struct tls *tls; /* NULL: HTTP */
+    uv_work_t tls_work;
+    struct tls_pair *tls_pair; /* read again by tls_work */
+    struct error tls_error;
+    bool tls_reading;
     struct admin *admin; /* NULL: there is no state directory */
     struct server_model model;
     bool loaded;
     uint64_t drain_began_ns;
     bool draining;
-    bool cancelled; /* the drain timeout is over */
+    bool cancelled;    /* the drain timeout is over */
+    uv_timer_t expiry; /* looks for requests over request-timeout */
     char *model_id;
     char fingerprint[32]; /* system_fingerprint */
     int64_t created;      /* Unix time of the start */
@@ -98,5 +107,6 @@ void server_check_drained(struct server *server);
 int server_accepts_work(const struct server *server, struct fault *fault);
 
 extern const struct route server_routes[]; /* ends with a NULL method */
+extern const char *const server_open_paths[];
 
 #endif

@@ -12,27 +12,8 @@ enum { ADMIN_CONNECTIONS = 64, METADATA_PAIRS = 16, METADATA_KEY = 64, METADATA_
 
 /* --- Who is let in --- */
 
-/* Takes the same time whatever the key's beginning. */
-static bool admin_key_equals(const char *given, const char *key) {
-    size_t length = strlen(key), given_length = strlen(given);
-    unsigned char difference = given_length != length;
-    for (size_t i = 0; i < given_length; i++)
-        difference |= (unsigned char)(given[i] ^ key[length == 0 ? 0 : i % length]);
-    return difference == 0;
-}
-
-static int admin_check_key(const struct exchange *exchange, const char *key, struct fault *fault) {
-    const char *header = exchange_header(exchange, "Authorization");
-    if (header == NULL)
-        return fault_set(
-            fault, 401, "invalid_api_key", NULL, "no key was given: send the admin key as 'Authorization: Bearer KEY'");
-    if (strncasecmp(header, "Bearer ", 7) != 0 || !admin_key_equals(header + 7, key))
-        return fault_set(fault, 401, "invalid_api_key", NULL, "the key is not the admin key");
-    return 0;
-}
-
 /* Without a key: a browser on this machine would let any page in, directly or by a name that leads here. */
-static int admin_check_local(const struct exchange *exchange, struct fault *fault) {
+static int admin_admit(struct exchange *exchange, struct fault *fault) {
     const char *host = exchange_header(exchange, "Host");
     const char *reason = "a request from a web page";
     bool page = exchange_header(exchange, "Origin") != NULL || exchange_header(exchange, "Sec-Fetch-Site") != NULL;
@@ -46,11 +27,6 @@ static int admin_check_local(const struct exchange *exchange, struct fault *faul
         reason = "a Host header other than localhost or a loopback address";
     }
     return fault_set(fault, 403, NULL, NULL, "the admin API has no key and refuses %s; set admin-key", reason);
-}
-
-static int admin_admit(struct exchange *exchange, struct fault *fault) {
-    const char *key = exchange->server->config->admin_key;
-    return key[0] != '\0' ? admin_check_key(exchange, key, fault) : admin_check_local(exchange, fault);
 }
 
 /* --- Life --- */
@@ -73,6 +49,7 @@ static int admin_listen(struct admin *admin, struct error *error) {
         .max_connections = ADMIN_CONNECTIONS,
         .keep_alive = config->keep_alive,
         .receive_timeout = config->receive_timeout,
+        .tls = config->tls_cert[0] != '\0',
         .callbacks = &admin_callbacks,
         .context = &admin->site};
     int code = loop_listen(admin->server->loop, &options, &admin->port, error);
@@ -92,11 +69,15 @@ struct admin *admin_create(struct server *server, struct error *error) {
         return NULL;
     }
     admin->server = server;
-    admin->site = (struct site){.server = server, .routes = admin_routes, .admit = admin_admit};
+    admin->keys = keys_create_one("admin-key", server->config->admin_key, error);
+    if (admin->keys == NULL)
+        goto fail;
+    admin->site = (struct site){.server = server, .routes = admin_routes, .keys = admin->keys, .admit = admin_admit};
     struct store_options options = {.directory = server->config->state_dir, .wake = admin_wake, .wake_context = admin};
     admin->store = store_open(&options, error);
     if (admin->store != NULL && (server->config->admin_port == 0 || admin_listen(admin, error) == 0))
         return admin;
+fail:
     admin_free(admin);
     return NULL;
 }
@@ -198,6 +179,7 @@ void admin_free(struct admin *admin) {
         return;
     admin_stop(admin);
     policy_table_free(admin->policies);
+    keys_free(admin->keys);
     free(admin);
 }
 

@@ -21,6 +21,7 @@ struct stream;
 struct admin {
     struct server *server;
     struct site site;
+    struct key_set *keys; /* one or none */
     uint32_t port;
     struct store *store;
     struct policy_table *policies;   /* NULL: the model is not loaded yet */

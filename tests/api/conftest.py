@@ -66,10 +66,11 @@ class Reply:
 
 
 class Server:
-    """A running server process."""
+    """A running server process. key: sent with every request. tls: an ssl.SSLContext to reach it by."""
 
-    def __init__(self, program, model, *options, log, env=None):
+    def __init__(self, program, model, *options, log, env=None, key=None, tls=None):
         self.log_path = log
+        self.key, self.tls = key, tls
         command = [program, "serve", "--model", model, "--port", "0", "--log-format", "json", *map(str, options)]
         with open(log, "wb") as errors:
             self.process = subprocess.Popen(command, stderr=errors, env={**os.environ, **(env or {})})
@@ -100,15 +101,21 @@ class Server:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def client(self, **options):
         return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE, **options)
 
     def request(self, method, path, body=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        if self.tls:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=self.tls)
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        headers = {} if headers is None else headers
+        if self.key and "Authorization" not in headers:
+            headers = {"Authorization": "Bearer " + self.key, **headers}
         try:
-            connection.request(method, path, body, headers or {})
+            connection.request(method, path, body, headers)
             return Reply(connection.getresponse())
         finally:
             connection.close()
@@ -130,7 +137,8 @@ class Server:
         return self.post("/tokenize", {"prompt": text}).json["tokens"]
 
     def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        return self.tls.wrap_socket(connection, server_hostname="127.0.0.1") if self.tls else connection
 
     def exchange(self, data):
         """Sends raw bytes on a new connection and reads one response; the connection stays usable as .socket."""
@@ -228,13 +236,13 @@ def start_server(tmp_path_factory, policies_folder):
     """start_server(*options): another server with the model, stopped at the end; its exit code must be 0."""
     servers = []
 
-    def start(*options, fake=False, ready=True, env=None):
+    def start(*options, fake=False, ready=True, env=None, **how):
         log = tmp_path_factory.mktemp("server") / "log"
         env = {"DISTILLCACHE_POLICIES": str(policies_folder), **(env or {})}
         if fake:
-            server = Server(FAKE, "fake", *options, log=log, env=env)
+            server = Server(FAKE, "fake", *options, log=log, env=env, **how)
         else:
-            server = Server(SERVER, os.environ["DISTILLCACHE_TEST_MODEL"], *options, log=log, env=env)
+            server = Server(SERVER, os.environ["DISTILLCACHE_TEST_MODEL"], *options, log=log, env=env, **how)
         servers.append(server)
         return server.wait_ready() if ready else server
 

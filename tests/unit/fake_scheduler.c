@@ -27,7 +27,7 @@ struct fake_task {
     struct request *request;
     struct fake_choice *choices;
     uint32_t choices_count, unfinished;
-    bool running, cancelled;
+    bool running, cancelled, expired;
     double submitted_s, started_s, first_s;
     struct fake_task *next;
 };
@@ -226,9 +226,15 @@ static void fake_step_choice(struct scheduler *s, struct fake_task *task, uint32
 }
 
 static void fake_end_task(struct scheduler *s, struct fake_task *task) {
-    for (uint32_t i = 0; i < task->choices_count; i++)
-        if (!task->choices[i].finished)
-            fake_publish(s, fake_make_output(task, i, FINISH_CANCELLED, NULL));
+    for (uint32_t i = 0; i < task->choices_count; i++) {
+        struct fake_choice *choice = &task->choices[i];
+        if (choice->finished)
+            continue;
+        bool answered = task->expired && choice->generated > 0;
+        if (answered)
+            text_stream_finish(choice->text);
+        fake_publish(s, fake_make_output(task, i, answered ? FINISH_LENGTH : FINISH_CANCELLED, NULL));
+    }
 }
 
 static void fake_free_task(struct fake_task *task) {
@@ -358,12 +364,22 @@ int scheduler_submit(struct scheduler *s, struct request *request, struct error 
     return error_set(error, ERROR_PAGES, "the queue of %u requests is full", s->options.max_waiting);
 }
 
-void scheduler_cancel(struct scheduler *s, struct request *request) {
+static void fake_end_request(struct scheduler *s, const struct request *request, bool expired) {
     pthread_mutex_lock(&s->lock);
     for (struct fake_task *task = s->tasks; task != NULL; task = task->next)
-        if (task->request == request)
+        if (task->request == request) {
             task->cancelled = true;
+            task->expired = expired;
+        }
     pthread_mutex_unlock(&s->lock);
+}
+
+void scheduler_cancel(struct scheduler *s, struct request *request) {
+    fake_end_request(s, request, false);
+}
+
+void scheduler_expire(struct scheduler *s, struct request *request) {
+    fake_end_request(s, request, true);
 }
 
 size_t scheduler_poll(struct scheduler *s, scheduler_handle handle, void *context) {

@@ -460,6 +460,45 @@ static void cancelling_ends_only_its_own_request(void **state) {
     serving_free(serving);
 }
 
+/* A second prompt for a request. */
+static void add_prompt(struct request *request, struct request *from) {
+    request->prompts = realloc(request->prompts, 2 * sizeof *request->prompts);
+    request->prompts[1] = from->prompts[0];
+    request->prompts_count = 2;
+    from->prompts_count = 0;
+    request_free(from);
+}
+
+static void a_request_whose_time_is_over_keeps_what_it_has(void **state) {
+    (void)state;
+    struct serving *serving = serving_create(&(struct serving_options){.max_sequences = 1, .lockstep = true});
+    struct request *whole = serving_request(20, 1, 60), *cut = serving_request(20, 1, 60);
+    whole->ignore_eos = cut->ignore_eos = true;
+    add_prompt(cut, serving_request(30, 2, 60));
+    struct call *a = submit(serving, whole);
+    serving_wait(serving, a);
+    struct call *b = submit(serving, cut), *queued = submit(serving, serving_request(30, 3, 10));
+    serving_wait_output(serving, b, 6);
+    scheduler_expire(serving_scheduler(serving), queued->request);
+    serving_wait(serving, queued);
+    assert_int_equal(queued->answers[0].finish, FINISH_CANCELLED);
+    assert_false(b->ended);
+    scheduler_expire(serving_scheduler(serving), b->request);
+    serving_wait(serving, b);
+    const struct answer *full = &a->answers[0], *part = &b->answers[0];
+    assert_int_equal(part->finish, FINISH_LENGTH);
+    assert_in_range(part->completion_tokens, 6, 59);
+    assert_int_equal(part->tokens_count, part->completion_tokens);
+    assert_memory_equal(part->tokens, full->tokens, part->tokens_count * sizeof *part->tokens);
+    assert_int_equal(b->answers[1].finish, FINISH_CANCELLED);
+    assert_int_equal(b->answers[1].completion_tokens, 0);
+    struct scheduler_stats stats;
+    scheduler_get_stats(serving_scheduler(serving), &stats);
+    assert_int_equal(stats.requests_running + stats.requests_waiting, 0);
+    assert_int_equal(stats.pages_free, stats.pages_total);
+    serving_free(serving);
+}
+
 static void stopping_ends_everything(void **state) {
     (void)state;
     struct serving *serving = serving_create(&(struct serving_options){.max_sequences = 2});
@@ -608,6 +647,7 @@ int main(void) {
         cmocka_unit_test(bad_requests_are_refused),
         cmocka_unit_test(full_queue_refuses),
         cmocka_unit_test(cancelling_ends_only_its_own_request),
+        cmocka_unit_test(a_request_whose_time_is_over_keeps_what_it_has),
         cmocka_unit_test(stopping_ends_everything),
         cmocka_unit_test(prompt_logprobs_equal_those_of_generation),
         cmocka_unit_test(memory_of_running_requests_is_counted),

@@ -84,7 +84,7 @@ static void faults_have_all_four_fields(void **state) {
     buffer_free(&buffer);
     fault_unavailable(&fault, "queue_full", 3, "full");
     assert_int_equal(fault.status, 503);
-    assert_int_equal(fault.retry_after, 3);
+    assert_int_equal(fault.retry_after_ms, 3000);
     fault_write(&fault, &buffer);
     value = read_json(&buffer);
     error = json_object_get(value, "error");
