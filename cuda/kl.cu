@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     divergence(const float *p_logits, const uint32_t *p_rows, const float *q_logits, uint32_t vocabulary, float *out) {
     KERNEL_SHARED(struct row_shared, shared);
     struct row p = {
-        p_logits + (size_t)p_rows[blockIdx.x] * vocabulary, NULL, vocabulary, -INFINITY, -INFINITY, 1, shared};
+        p_logits + (size_t)p_rows[blockIdx.x] * vocabulary, NULL, NULL, 0, vocabulary, -INFINITY, -INFINITY, 1, shared};
     struct row q = p;
     q.logits = q_logits + (size_t)blockIdx.x * vocabulary;
     double p_log_sum = row_log_sum(p), q_log_sum = row_log_sum(q), shift = q_log_sum - p_log_sum, sum = 0;

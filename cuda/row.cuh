@@ -32,10 +32,12 @@ struct row_shared {
     uint32_t listed, lowest, highest;
 };
 
-/* Logits of a row that take part: those >= lowest that are not banned; NaN never does. */
+/* Logits of a row that take part: those >= lowest, once they are changed, that are not banned; NaN never does. */
 struct row {
     const float *logits;
-    const uint32_t *bans;
+    const uint32_t *marks; /* these three as struct sample_row has them */
+    const struct logit_change *changes;
+    uint32_t changes_count;
     uint32_t vocabulary;
     float lowest;
     float maximum, scale; /* of weights */
@@ -96,10 +98,27 @@ static __device__ __forceinline__ uint32_t bin_of(const struct row &row, float x
 
 /* ---- over the row ---- */
 
+/* What the logit of a marked token becomes: -infinity if it is banned. Rounded as the CPU does it. */
+static __device__ float row_change(const struct row &row, uint32_t id, float x) {
+    uint32_t low = 0, high = row.changes_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if ((uint32_t)row.changes[middle].token < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == row.changes_count || (uint32_t)row.changes[low].token != id)
+        return -INFINITY;
+    struct logit_change change = row.changes[low];
+    return __fadd_rn(__fmul_rn(x, x > 0 ? change.positive : change.negative), change.add);
+}
+
 template <typename function>
 static __device__ __forceinline__ void row_visit(const struct row &row, uint32_t id, float x, function &visit) {
-    bool banned = row.bans != NULL && (row.bans[id / 32] >> id % 32 & 1) != 0;
-    if (x >= row.lowest && !banned)
+    if (row.marks != NULL && (row.marks[id / 32] >> id % 32 & 1) != 0)
+        x = row_change(row, id, x);
+    if (x >= row.lowest)
         visit(id, x > FLT_MAX ? FLT_MAX : x);
 }
 

@@ -7,28 +7,54 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t bans_words(uint32_t vocabulary) {
+static size_t mark_words(uint32_t vocabulary) {
     return ((size_t)vocabulary + 31) / 32;
 }
 
-/* The bans of one row as bits, on the device; NULL when there are none. *allowed: the lowest id that is not banned, 0
- * when all are. The host side of a stage is not read: the bits are made in words [bans_words]. */
-static const uint32_t *stage_bans(struct cuda_stage *stage, const struct sample_params *params, uint32_t vocabulary,
-    uint32_t *words, uint32_t *allowed) {
-    *allowed = 0;
-    if (params->banned_count == 0)
-        return NULL;
-    size_t count = bans_words(vocabulary);
+static bool is_marked(const uint32_t *words, uint32_t id) {
+    return (words[id / 32] >> id % 32 & 1) != 0;
+}
+
+static bool has_marks(const struct sample_params *params) {
+    return params->banned_count > 0 || params->changes_count > 0;
+}
+
+/* The changes of tokens that are not banned. */
+static void stage_changes(
+    struct cuda_stage *stage, const struct sample_params *params, const uint32_t *banned, struct sample_row *row) {
+    const void *device;
+    struct logit_change *changes = cuda_stage_add(stage, params->changes_count * sizeof *changes, &device);
+    row->changes_count = 0;
+    for (uint32_t i = 0; i < params->changes_count; i++)
+        if (!is_marked(banned, (uint32_t)params->changes[i].token))
+            changes[row->changes_count++] = params->changes[i];
+    row->changes = device;
+}
+
+/* Bans and changes of one row, on the device. The host side of a stage is not read: the bits are made in words
+ * [mark_words]. */
+static void stage_marks(struct cuda_stage *stage, const struct sample_params *params, uint32_t vocabulary,
+    uint32_t *words, struct sample_row *row) {
+    if (!has_marks(params))
+        return;
+    size_t count = mark_words(vocabulary);
+    uint32_t allowed = 0;
     memset(words, 0, count * sizeof *words);
     for (uint32_t i = 0; i < params->banned_count; i++) {
         uint32_t id = (uint32_t)params->banned[i];
         if (params->banned[i] >= 0 && id < vocabulary)
             words[id / 32] |= 1u << id % 32;
     }
-    while (*allowed < vocabulary && (words[*allowed / 32] >> *allowed % 32 & 1) != 0)
-        ++*allowed;
-    *allowed = *allowed == vocabulary ? 0 : *allowed;
-    return cuda_stage_copy(stage, words, count * sizeof *words);
+    while (allowed < vocabulary && is_marked(words, allowed))
+        allowed++;
+    row->first_allowed = allowed == vocabulary ? 0 : allowed;
+    if (params->changes_count > 0)
+        stage_changes(stage, params, words, row);
+    for (uint32_t i = 0; i < params->changes_count; i++) {
+        uint32_t id = (uint32_t)params->changes[i].token;
+        words[id / 32] |= 1u << id % 32;
+    }
+    row->marks = cuda_stage_copy(stage, words, count * sizeof *words);
 }
 
 static struct sample_row row_of(const struct sample_params *params, uint32_t vocabulary) {
@@ -48,23 +74,23 @@ static struct sample_row row_of(const struct sample_params *params, uint32_t voc
     };
 }
 
-/* Rows and their bans. words: room for bits. NULL when there was an error. */
+/* Rows with their bans and changes. words: room for bits. NULL when there was an error. */
 static const struct sample_row *stage_rows(struct cuda_backend *cuda, const struct sample_params *params, uint32_t rows,
     uint32_t vocabulary, uint32_t *words) {
     size_t bytes = cuda_stage_size(rows * sizeof(struct sample_row));
-    for (uint32_t i = 0; i < rows; i++)
-        bytes += params[i].banned_count > 0 ? cuda_stage_size(bans_words(vocabulary) * sizeof(uint32_t)) : 0;
+    for (uint32_t i = 0; i < rows; i++) {
+        bytes += has_marks(&params[i]) ? cuda_stage_size(mark_words(vocabulary) * sizeof(uint32_t)) : 0;
+        bytes += cuda_stage_size(params[i].changes_count * sizeof(struct logit_change));
+    }
     struct cuda_stage stage;
     const void *device;
     if (!cuda_stage_begin(cuda, bytes, &stage))
         return NULL;
     struct sample_row *row = cuda_stage_add(&stage, rows * sizeof *row, &device);
     for (uint32_t i = 0; i < rows; i++) {
-        uint32_t allowed;
-        const uint32_t *bans = stage_bans(&stage, &params[i], vocabulary, words, &allowed);
-        row[i] = row_of(&params[i], vocabulary);
-        row[i].bans = bans;
-        row[i].first_allowed = allowed;
+        struct sample_row own = row_of(&params[i], vocabulary);
+        stage_marks(&stage, &params[i], vocabulary, words, &own);
+        row[i] = own;
     }
     return cuda_stage_send(cuda, &stage) ? device : NULL;
 }
@@ -76,7 +102,7 @@ void cuda_sample(struct backend *backend, const float *logits, uint32_t rows, ui
     if (rows == 0)
         return;
     struct sample_result *device = cuda_scratch_reserve(cuda, &cuda->results, bytes);
-    uint32_t *words = malloc(bans_words(vocabulary) * sizeof *words);
+    uint32_t *words = malloc(mark_words(vocabulary) * sizeof *words);
     const struct sample_row *staged = NULL;
     if (words == NULL)
         cuda_check(cuda, cudaErrorMemoryAllocation, "sample");

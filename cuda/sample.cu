@@ -48,7 +48,7 @@ static __device__ float log_probability(float logit, double log_sum) {
 
 static __device__ void report(
     struct row row, const struct sample_row &params, uint32_t token, struct sample_result *result) {
-    row.bans = NULL;
+    row.marks = NULL;
     row.lowest = -INFINITY;
     double log_sum = row_log_sum(row);
     if (threadIdx.x == 0)
@@ -71,7 +71,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     KERNEL_SHARED(struct row_shared, shared);
     struct sample_row own = params[blockIdx.x];
     struct sample_result *result = &results[blockIdx.x];
-    struct row row = {logits + (size_t)blockIdx.x * vocabulary, own.bans, vocabulary, -FLT_MAX, -INFINITY, 1, shared};
+    struct row row = {logits + (size_t)blockIdx.x * vocabulary, own.marks, own.changes, own.changes_count, vocabulary,
+        -FLT_MAX, -INFINITY, 1, shared};
     uint32_t token = (uint32_t)own.forced;
     if (own.forced < 0) {
         token = choose(row, own);

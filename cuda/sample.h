@@ -13,9 +13,11 @@
 
 /* One row's struct sample_params, as the kernel wants it. */
 struct sample_row {
-    const uint32_t *bans; /* bit id % 32 of word id / 32, for the whole vocabulary; NULL: none */
-    double log_min_p;     /* ln min_p; -infinity: none */
-    uint64_t seed;        /* of the draw, as struct sample_params has it */
+    const uint32_t *marks; /* bit id % 32 of word id / 32: the token is banned, or in changes; NULL: none is */
+    const struct logit_change *changes; /* by ascending token; a marked token that is not here is banned */
+    uint32_t changes_count;
+    double log_min_p; /* ln min_p; -infinity: none */
+    uint64_t seed;    /* of the draw, as struct sample_params has it */
     uint32_t stream, step;
     float scale; /* 1 / temperature, finite */
     float top_p;

@@ -276,10 +276,17 @@ struct selection {
 struct backend;        /* a device with its state */
 struct backend_weight; /* a matrix in the layout that the backend's kernels want */
 
-/* How to choose the next token of one row. Neutral values: temperature 1, top_p 1, top_k 0, min_p 0. Order: bans,
- * temperature, top_k, top_p (of what top_k kept), min_p; tokens are ranked by logit, equal ones by lower id. The choice
- * inverts the cumulative distribution of what is left, in order of id, at random_uniform(seed, stream, step, 0). NaN
- * counts as -infinity, and is never reported among the most likely. */
+/* A token's logit z becomes (z > 0 ? z * positive : z * negative) + add, each step rounded to float. */
+struct logit_change {
+    int32_t token;
+    float positive, negative; /* above 0; 1: as it was */
+    float add;
+};
+
+/* How to choose the next token of one row. Neutral values: temperature 1, top_p 1, top_k 0, min_p 0. Order: changes,
+ * bans, temperature, top_k, top_p (of what top_k kept), min_p; tokens are ranked by logit, equal ones by lower id. The
+ * choice inverts the cumulative distribution of what is left, in order of id, at random_uniform(seed, stream, step, 0).
+ * NaN counts as -infinity, and is never reported among the most likely. */
 struct sample_params {
     float temperature; /* 0: the most likely token (lowest id on a tie) */
     float top_p;       /* (0, 1]: smallest set of most likely tokens whose probability reaches top_p */
@@ -293,9 +300,11 @@ struct sample_params {
     int32_t forced;        /* >= 0: do not choose, report this token (prompt log-probabilities) */
     const int32_t *banned; /* host, ids that must not be chosen (for example end tokens under ignore_eos) */
     uint32_t banned_count;
+    const struct logit_change *changes; /* host, by ascending token, each once, in [0, vocabulary) */
+    uint32_t changes_count;
 };
 
-/* Log-probabilities are of the model's own distribution: before temperature, filters and bans. */
+/* Log-probabilities are of the model's own distribution: before temperature, filters, changes and bans. */
 struct sample_result {
     int32_t token;
     bool undefined; /* no token that may be chosen has a logit above -infinity: nothing to choose by, token is arbitrary

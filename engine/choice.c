@@ -63,10 +63,22 @@ static int prepare_choices(struct task *task) {
         choice->state = i % request->n == 0 ? CHOICE_WAITING : CHOICE_FOLLOWING;
         choice->text = text_stream_create((const char *const *)request->stops, request->stops_count);
         choice->reserve = calloc(1, sizeof *choice->reserve);
-        if (choice->text == NULL || choice->reserve == NULL)
+        const struct prompt *prompt = choice_prompt(choice);
+        if (choice->text == NULL || choice->reserve == NULL ||
+            penalties_begin(&choice->penalties, &request->penalties, prompt->tokens, prompt->count) != 0)
             return ERROR_MEMORY;
     }
     return 0;
+}
+
+static int prepare_held(struct task *task) {
+    const struct request *request = task->request;
+    if (request->min_tokens == 0)
+        return 0;
+    for (uint32_t i = 0; i < request->stop_tokens_count; i++)
+        if (token_list_append(&task->held, request->stop_tokens[i]) != 0)
+            return ERROR_MEMORY;
+    return tokenizer_list_ends(task->tokenizer, &task->held);
 }
 
 struct task *task_create(struct request *request, const struct tokenizer *tokenizer) {
@@ -79,7 +91,8 @@ struct task *task_create(struct request *request, const struct tokenizer *tokeni
     task->unfinished = task->choices_count;
     task->choices = calloc(task->choices_count, sizeof *task->choices);
     task->prompts = calloc(request->prompts_count, sizeof *task->prompts);
-    if (task->choices == NULL || task->prompts == NULL || prepare_prompts(task) != 0 || prepare_choices(task) != 0) {
+    if (task->choices == NULL || task->prompts == NULL || prepare_prompts(task) != 0 || prepare_choices(task) != 0 ||
+        prepare_held(task) != 0) {
         task_free(task);
         return NULL;
     }
@@ -93,6 +106,7 @@ void task_free(struct task *task) {
         struct choice *choice = &task->choices[i];
         sequence_free(choice->sequence);
         token_list_free(&choice->generated);
+        penalties_free(&choice->penalties);
         text_stream_free(choice->text);
         free(choice->pending);
         free(choice->results);
@@ -103,6 +117,7 @@ void task_free(struct task *task) {
         free(task->prompts[p].offsets);
         free(task->prompts[p].results);
     }
+    token_list_free(&task->held);
     free(task->choices);
     free(task->prompts);
     free(task);
@@ -204,6 +219,12 @@ void choice_sample_params(
     params->forced = -1;
     params->banned = request->ignore_eos ? banned : NULL;
     params->banned_count = request->ignore_eos ? banned_count : 0;
+    if (choice->generated.count < request->min_tokens) {
+        params->banned = choice->task->held.ids;
+        params->banned_count = (uint32_t)choice->task->held.count;
+    }
+    params->changes = choice->penalties.changes;
+    params->changes_count = choice->penalties.count;
     want_logprobs(request, params);
 }
 
@@ -261,14 +282,22 @@ static bool keeps_special(const struct request *request, int32_t token) {
     return false;
 }
 
+static bool is_stop_token(const struct request *request, int32_t token) {
+    for (uint32_t i = 0; i < request->stop_tokens_count; i++)
+        if (request->stop_tokens[i] == token)
+            return true;
+    return false;
+}
+
 int choice_accept_token(struct choice *choice, const struct sample_result *result, uint32_t tokens_max, double now) {
     const struct request *request = choice->task->request;
     const struct tokenizer *tokenizer = choice->task->tokenizer;
     if (choice->generated.count == 0)
         choice->first_token_s = now;
-    if (token_list_append(&choice->generated, result->token) != 0)
+    if (token_list_append(&choice->generated, result->token) != 0 ||
+        penalties_add(&choice->penalties, &request->penalties, result->token) != 0)
         return ERROR_MEMORY;
-    if (!request->ignore_eos && tokenizer_is_end(tokenizer, result->token))
+    if ((!request->ignore_eos && tokenizer_is_end(tokenizer, result->token)) || is_stop_token(request, result->token))
         return FINISH_STOP;
     if (request->logprobs >= 0) {
         if (reserve_one((void **)&choice->results, choice->results_count, &choice->results_capacity,
@@ -462,6 +491,7 @@ struct request *request_create(void) {
     request->max_tokens = 16;
     request->sampling.temperature = 1;
     request->sampling.top_p = 1;
+    request->penalties.repetition = 1;
     request->logprobs = -1;
     request->skip_special = true;
     return request;
@@ -482,6 +512,8 @@ void request_free(struct request *request) {
     for (uint32_t i = 0; i < request->stops_count; i++)
         free(request->stops[i]);
     policy_settings_release(&request->kv_policy);
+    free(request->penalties.biases);
+    free(request->stop_tokens);
     free(request->prompts);
     free(request->stops);
     free(request);

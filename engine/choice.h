@@ -31,6 +31,7 @@ struct choice {
     bool swapped;              /* waiting, and its sequence is in host memory */
     struct sequence_memory memory;
     struct token_list generated;
+    struct penalties penalties;
     uint32_t cached_tokens;
     bool looked_up; /* its prompt was counted in the prefix statistics */
     double started_s;
@@ -70,6 +71,7 @@ struct task {
     uint32_t choices_count;
     uint32_t unfinished;
     struct prompt_text *prompts;      /* [prompts_count] */
+    struct token_list held;           /* tokens that must not come before min_tokens: ends and stop tokens */
     struct policy_settings kv_policy; /* the scheduler's choice; policy NULL: all is kept. Gates are borrowed */
     bool started;
     double submitted_s;

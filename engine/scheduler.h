@@ -20,6 +20,7 @@
 
 #include "engine/background.h"
 #include "engine/engine.h"
+#include "engine/penalties.h"
 #include "engine/tokenizer.h"
 
 struct scheduler; /* opaque */
@@ -48,7 +49,11 @@ struct request {
     uint32_t n;                    /* choices a prompt, >= 1 */
     uint32_t max_tokens;           /* 0: nothing is generated */
     struct sample_params sampling; /* seed, temperature, top_p, top_k, min_p; the rest is the scheduler's */
-    char **stops;                  /* UTF-8 */
+    struct penalty_options penalties;
+    uint32_t min_tokens;  /* before these, end tokens and stop tokens are never chosen */
+    int32_t *stop_tokens; /* end it as end tokens do, also with ignore_eos */
+    uint32_t stop_tokens_count;
+    char **stops; /* UTF-8 */
     uint32_t stops_count;
     bool ignore_eos;   /* end tokens do not end it and are never chosen */
     bool echo;         /* the prompt's text (and log-probabilities) come out first */

@@ -20,6 +20,9 @@ struct choice_state {
     enum finish_reason finish;
     bool begun;         /* stream: its first chunk was written */
     double last_time_s; /* of its newest tokens; 0: none yet */
+    double logprob_sum; /* of its tokens; for the choice of the best */
+    uint64_t logprobs_count;
+    bool taken; /* it is one of the best */
 };
 
 struct generation {
@@ -30,6 +33,7 @@ struct generation {
     struct tool_set tools;
     struct choice_state *choices; /* [choices_count] */
     uint32_t choices_count;
+    uint32_t n; /* choices a prompt that are returned, of request->n */
     struct usage usage;
     struct fault fault; /* the first thing that went wrong */
     bool streaming;     /* headers were sent */
@@ -109,6 +113,7 @@ static struct generation *generation_create(struct exchange *exchange, struct pl
     generation->server = server;
     generation->exchange = exchange;
     generation->request = plan->request;
+    generation->n = plan->n;
     plan->request = NULL;
     generation->tools = plan->tools;
     plan->tools = (struct tool_set){0};
@@ -118,7 +123,7 @@ static struct generation *generation_create(struct exchange *exchange, struct pl
         .fingerprint = server->fingerprint,
         .tokenizer = server->model.tokenizer,
         .tools = generation->tools.count > 0 ? &generation->tools : NULL,
-        .logprobs = generation->request->logprobs,
+        .logprobs = plan->logprobs,
         .include_usage = plan->include_usage};
     for (uint32_t i = 0; i < generation->request->prompts_count; i++)
         generation->usage.prompt_tokens += generation->request->prompts[i].count;
@@ -220,6 +225,8 @@ static void generation_job_run(void *state) {
     json_t *body = fields_parse(text->data, text->length, &job->fault);
     job->failed = body == NULL || job->parse(body, &job->context, &job->plan, &job->fault) != 0;
     json_decref(body);
+    if (!job->failed)
+        job->failed = params_finish(&job->plan, &job->fault) != 0;
     if (!job->failed && request_prepare(job->plan.request, job->context.tokenizer, &error) != 0)
         job->failed = fault_memory(&job->fault);
 }
@@ -356,11 +363,29 @@ static void generation_end_stream(struct generation *generation) {
     exchange_end(generation->exchange);
 }
 
+static double choice_quality(const struct choice_state *choice) {
+    return choice->logprobs_count == 0 ? 0 : choice->logprob_sum / (double)choice->logprobs_count;
+}
+
+/* Choice `index` of the reply: in order, or the best of a prompt's candidates that are left, the first of equal ones.
+ */
+static struct choice_state *generation_pick(struct generation *generation, uint32_t index) {
+    uint32_t candidates = generation->request->n;
+    if (candidates == generation->n)
+        return &generation->choices[index];
+    struct choice_state *own = &generation->choices[index / generation->n * candidates], *best = NULL;
+    for (uint32_t i = 0; i < candidates; i++)
+        if (!own[i].taken && (best == NULL || choice_quality(&own[i]) > choice_quality(best)))
+            best = &own[i];
+    best->taken = true;
+    return best;
+}
+
 static void generation_answer_whole(struct generation *generation) {
     struct buffer body = {0};
     format_begin(&body, &generation->reply);
-    for (uint32_t i = 0; i < generation->choices_count; i++) {
-        struct choice_state *choice = &generation->choices[i];
+    for (uint32_t i = 0; i < generation->request->prompts_count * generation->n; i++) {
+        struct choice_state *choice = generation_pick(generation, i);
         format_choice(&body, &generation->reply, i, &choice->part, choice->finish);
         if (choice_part_failed(&choice->part))
             body.failed = true;
@@ -421,6 +446,11 @@ void generation_output(void *server, const struct output *output) {
         generation_note_failure(generation, output);
     if (output->finish != FINISH_NONE)
         choice->finish = output->finish;
+    for (uint32_t i = 0; i < output->tokens_count; i++)
+        if (!output->tokens[i].from_prompt) {
+            choice->logprob_sum += (double)output->tokens[i].logprob;
+            choice->logprobs_count++;
+        }
     if (reader && generation->request->stream && (generation->fault.status == 0 || generation->streaming)) {
         generation_stream_output(generation, output);
         generation_send_scratch(generation);

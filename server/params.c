@@ -99,15 +99,116 @@ static int params_read_stream(const json_t *body, struct plan *plan, struct faul
     return field_boolean(options, "include_usage", &plan->include_usage, fault);
 }
 
-/* best_of asks for more candidates than choices: only the case without any is served. */
-static int params_check_best_of(const json_t *body, uint32_t n, struct fault *fault) {
+static int params_read_best_of(const json_t *body, struct plan *plan, struct fault *fault) {
+    uint32_t n = plan->request->n;
     int64_t best_of = n;
     if (field_integer(body, "best_of", 0, BEST_OF_MAX, &best_of, fault) != 0)
         return -1;
+    plan->n = n;
     if (best_of == n || best_of == 0)
         return 0;
-    return fault_invalid(fault, "best_of", "best_of %lld is not supported by this server unless it equals n (%u)",
-        (long long)best_of, n);
+    if (best_of < n)
+        return fault_invalid(fault, "best_of", "best_of is %lld; it must be at least n (%u)", (long long)best_of, n);
+    if (plan->chat)
+        return fault_invalid(
+            fault, "best_of", "best_of is %lld; chats have no more candidates than n (%u)", (long long)best_of, n);
+    if (plan->request->stream)
+        return fault_invalid(
+            fault, "best_of", "best_of is %lld; candidates beyond n (%u) cannot be streamed", (long long)best_of, n);
+    plan->request->n = (uint32_t)best_of;
+    return 0;
+}
+
+/* The token id that a key of logit_bias writes out; -1: none. */
+static int64_t params_bias_token(const char *key) {
+    size_t length = strlen(key);
+    if (length == 0 || length > 9 || strspn(key, "0123456789") != length || (key[0] == '0' && length > 1))
+        return -1;
+    return strtol(key, NULL, 10);
+}
+
+static int params_read_biases(
+    const json_t *body, const struct parse_context *context, struct penalty_options *options, struct fault *fault) {
+    json_t *biases = field_get(body, "logit_bias");
+    const char *key;
+    json_t *value;
+    if (biases == NULL)
+        return 0;
+    if (!json_is_object(biases))
+        return fault_invalid(fault, "logit_bias", "logit_bias must be an object, not %s", field_type(biases));
+    size_t count = json_object_size(biases);
+    if (count > BIASES_MAX)
+        return fault_invalid(
+            fault, "logit_bias", "logit_bias has %zu tokens; at most %d are allowed", count, BIASES_MAX);
+    options->biases = calloc(count + 1, sizeof *options->biases);
+    if (options->biases == NULL)
+        return fault_memory(fault);
+    json_object_foreach(biases, key, value) {
+        int64_t token = params_bias_token(key);
+        if (token < 0 || token >= context->vocabulary)
+            return fault_invalid(fault, "logit_bias",
+                "logit_bias: '%.40s' is no token id of the vocabulary of %u tokens", key, context->vocabulary);
+        double bias = json_is_number(value) ? json_number_value(value) : 1000;
+        if (!(bias >= -100 && bias <= 100))
+            return fault_invalid(
+                fault, "logit_bias", "logit_bias: the bias of token %s must be a number from -100 to 100", key);
+        options->biases[options->biases_count++] = (struct logit_bias){(int32_t)token, (float)bias};
+    }
+    return 0;
+}
+
+static int params_read_penalties(
+    const json_t *body, const struct parse_context *context, struct penalty_options *options, struct fault *fault) {
+    double presence = 0, frequency = 0, repetition = 1;
+    if (field_number(body, "presence_penalty", -2, 2, &presence, fault) != 0 ||
+        field_number(body, "frequency_penalty", -2, 2, &frequency, fault) != 0 ||
+        field_number(body, "repetition_penalty", 0.01, 10, &repetition, fault) != 0)
+        return -1;
+    options->presence = (float)presence;
+    options->frequency = (float)frequency;
+    options->repetition = (float)repetition;
+    return params_read_biases(body, context, options, fault);
+}
+
+/* Tokens that end the answer, and when they may. */
+static int params_read_ends(
+    const json_t *body, const struct parse_context *context, struct request *request, struct fault *fault) {
+    bool present;
+    if (params_read_limit(body, "min_tokens", context, &request->min_tokens, &present, fault) != 0)
+        return -1;
+    const json_t *stops = field_get(body, "stop_token_ids");
+    if (stops == NULL)
+        return 0;
+    if (!json_is_array(stops))
+        return fault_invalid(fault, "stop_token_ids", "stop_token_ids must be an array, not %s", field_type(stops));
+    if (json_array_size(stops) > STOP_TOKENS_MAX)
+        return fault_invalid(fault, "stop_token_ids", "stop_token_ids has %zu tokens; at most %d are allowed",
+            json_array_size(stops), STOP_TOKENS_MAX);
+    if (json_array_size(stops) == 0)
+        return 0;
+    struct token_list ids = {0};
+    int failed = params_read_tokens(stops, "stop_token_ids", context, &ids, fault);
+    request->stop_tokens = ids.ids;
+    request->stop_tokens_count = failed == 0 ? (uint32_t)ids.count : 0;
+    return failed;
+}
+
+int params_finish(struct plan *plan, struct fault *fault) {
+    struct request *request = plan->request;
+    plan->logprobs = request->logprobs;
+    if (request->min_tokens > request->max_tokens)
+        return fault_invalid(fault, "min_tokens", "min_tokens is %u; it must be at most max_tokens (%u)",
+            request->min_tokens, request->max_tokens);
+    if (request->n > plan->n && request->logprobs < 0)
+        request->logprobs = 0;
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; request->penalties.repetition != 1 && i < request->prompts_count; i++)
+        tokens += (uint64_t)request->prompts[i].count * request->n;
+    if (tokens > ECHOED_MAX) /* each choice has its own list of them */
+        return fault_invalid(fault, "repetition_penalty",
+            "repetition_penalty would weigh %llu tokens (prompts times n); at most %d are allowed",
+            (unsigned long long)tokens, ECHOED_MAX);
+    return 0;
 }
 
 static int params_check_format(const json_t *body, struct fault *fault) {
@@ -137,13 +238,14 @@ int params_read(const json_t *body, const struct parse_context *context, struct 
         cache_params_read(body, context, request, fault) != 0 || params_read_stops(body, request, fault) != 0 ||
         field_boolean(body, "ignore_eos", &ignore_eos, fault) != 0 ||
         field_boolean(body, "skip_special_tokens", &skip_special, fault) != 0 ||
-        params_read_stream(body, plan, fault) != 0 || params_check_best_of(body, (uint32_t)n, fault) != 0 ||
-        params_check_format(body, fault) != 0)
+        params_read_stream(body, plan, fault) != 0 || params_check_format(body, fault) != 0 ||
+        params_read_penalties(body, context, &request->penalties, fault) != 0 ||
+        params_read_ends(body, context, request, fault) != 0)
         return -1;
     request->n = (uint32_t)n;
     request->ignore_eos = ignore_eos;
     request->skip_special = skip_special;
-    return 0;
+    return params_read_best_of(body, plan, fault);
 }
 
 int params_read_limit(const json_t *body, const char *name, const struct parse_context *context, uint32_t *limit,

@@ -11,15 +11,22 @@
  * | top_p          | 0 to 1; 0 keeps one token     | 1       |
  * | top_k          | -1 or 0 (all), or more        | all     |
  * | min_p          | 0 to 1                        | 0       |
- * | best_of        | 0 to 20: n, or 0              | n       |
+ * | best_of        | n to 20, or 0: n; not streamed | n      |
+ * | presence_penalty, frequency_penalty | -2 to 2  | 0       |
+ * | repetition_penalty | 0.01 to 10                | 1       |
+ * | logit_bias     | {token id: -100 to 100}, up to 1,024 | none |
+ * | min_tokens     | 0 to max_tokens               | 0       |
+ * | stop_token_ids | up to 128 token ids           | none    |
  * | stop           | string or up to 4, not empty  | none    |
  * | ignore_eos     | boolean                       | false   |
  * | stream         | boolean                       | false   |
  * | stream_options | {include_usage}, with stream  | none    |
  * | skip_special_tokens | boolean                  | true    |
  * | kv_cache       | object (cache_params.h)       | the server's policy |
- * null is the default everywhere. Prompts times n are at most 2,048; with echo, their tokens
- * times n at most 1,048,576.
+ * Penalties are those of engine/penalties.h. best_of: so many candidates are generated, and the n whose tokens have the
+ * highest mean log-probability returned, best first; usage counts all. Chats have none. Until min_tokens no end token
+ * and none of stop_token_ids is chosen; a stop string ends the text all the same. null is the default everywhere.
+ * Prompts times n are at most 2,048; with echo, their tokens times n at most 1,048,576.
  */
 #ifndef SERVER_PARAMS_H
 #define SERVER_PARAMS_H
@@ -29,7 +36,15 @@
 #include "server/policy_table.h"
 #include "server/tool_calls.h"
 
-enum { CHOICES_MAX = 2048, ECHOED_MAX = 1 << 20, STOPS_MAX = 4, N_MAX = 128, BEST_OF_MAX = 20 };
+enum {
+    CHOICES_MAX = 2048,
+    ECHOED_MAX = 1 << 20,
+    STOPS_MAX = 4,
+    N_MAX = 128,
+    BEST_OF_MAX = 20,
+    BIASES_MAX = 1024,
+    STOP_TOKENS_MAX = 128
+};
 
 /* What the parsers know of the server. */
 struct parse_context {
@@ -52,8 +67,13 @@ struct plan {
     bool chat;
     bool include_usage;
     struct tool_set tools; /* calls of which are looked for in the answer; none: nothing is. Owned */
+    uint32_t n;            /* choices a prompt that are returned: the best of request->n */
+    int logprobs;          /* as they are shown; request->logprobs unless only the choice of the best needs them */
 };
 void plan_free(struct plan *plan);
+
+/* What depends on several fields, when a parser has read all of them. */
+int params_finish(struct plan *plan, struct fault *fault);
 
 /* The parsers are safe on any thread; body is the parsed JSON object. On failure plan is to be freed all the same. */
 typedef int (*plan_parse)(
@@ -97,14 +117,13 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
     "model", "n", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "stream", "stream_options",  \
         "skip_special_tokens", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",   \
         "prompt_cache_retention", "cache_prompt", "request_id", "spaces_between_special_tokens", "best_of",            \
-        "response_format", "kv_cache"
+        "response_format", "kv_cache", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty",    \
+        "min_tokens", "stop_token_ids"
 #define PARAMS_UNSUPPORTED                                                                                             \
-    {"logit_bias", REFUSE_NONEMPTY}, {"presence_penalty", REFUSE_NONZERO}, {"frequency_penalty", REFUSE_NONZERO},      \
-        {"repetition_penalty", REFUSE_NOT_ONE}, {"repeat_penalty", REFUSE_NOT_ONE},                                    \
-        {"length_penalty", REFUSE_NOT_ONE}, {"typical_p", REFUSE_NOT_ONE}, {"mirostat", REFUSE_NONZERO},               \
-        {"dry_multiplier", REFUSE_NONZERO}, {"xtc_probability", REFUSE_NONZERO}, {"use_beam_search", REFUSE_TRUE},     \
-        {"early_stopping", REFUSE_TRUE}, {"min_tokens", REFUSE_NONZERO}, {"priority", REFUSE_NONZERO},                 \
-        {"stop_token_ids", REFUSE_NONEMPTY}, {"bad_words", REFUSE_NONEMPTY}, {"allowed_token_ids", REFUSE_NONEMPTY},   \
+    {"repeat_penalty", REFUSE_NOT_ONE}, {"length_penalty", REFUSE_NOT_ONE}, {"typical_p", REFUSE_NOT_ONE},             \
+        {"mirostat", REFUSE_NONZERO}, {"dry_multiplier", REFUSE_NONZERO}, {"xtc_probability", REFUSE_NONZERO},         \
+        {"use_beam_search", REFUSE_TRUE}, {"early_stopping", REFUSE_TRUE}, {"priority", REFUSE_NONZERO},               \
+        {"bad_words", REFUSE_NONEMPTY}, {"allowed_token_ids", REFUSE_NONEMPTY},                                        \
         {"include_stop_str_in_output", REFUSE_TRUE}, {"prompt_logprobs", REFUSE_PRESENT},                              \
         {"truncate_prompt_tokens", REFUSE_PRESENT}, {"logits_processors", REFUSE_NONEMPTY},                            \
         {"return_token_ids", REFUSE_TRUE}, {"return_tokens_as_token_ids", REFUSE_TRUE},                                \

@@ -2,8 +2,8 @@
  *
  * Choosing tokens, log-probabilities, and the divergence of two distributions.
  *
- * The filters apply in this order: bans, temperature, top_k, top_p, min_p. Tokens are ranked by logit, equal logits by
- * lower id; the rank order does not depend on the temperature. Then every filter keeps a prefix of the ranks:
+ * The filters apply in this order: changes, bans, temperature, top_k, top_p, min_p. Tokens are ranked by logit, equal
+ * logits by lower id; the rank order does not depend on the temperature. Then every filter keeps a prefix of the ranks:
  *   top_k   the first k
  *   top_p   the shortest prefix whose probability reaches top_p, where what top_k kept sums to 1
  *   min_p   the tokens whose probability is at least min_p times the first one's
@@ -36,6 +36,8 @@ struct row {
     uint32_t vocabulary;
     const int32_t *banned;
     uint32_t banned_count;
+    const struct logit_change *changes;
+    uint32_t changes_count;
     float maximum;
     float scale;
 };
@@ -64,8 +66,38 @@ static const float *apply_bans(
     return piece;
 }
 
+/* The first change of a token that is not below id. */
+static uint32_t change_from(const struct row *row, uint32_t id) {
+    uint32_t low = 0, high = row->changes_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if ((uint32_t)row->changes[middle].token < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The same for changes. */
+static const float *apply_changes(
+    const struct row *row, const float *piece, uint32_t first, uint32_t count, float *buffer) {
+    uint32_t i = change_from(row, first);
+    if (i == row->changes_count || (uint32_t)row->changes[i].token >= first + count)
+        return piece;
+    memcpy(buffer, piece, count * sizeof(float));
+    for (; i < row->changes_count && (uint32_t)row->changes[i].token < first + count; i++) {
+        const struct logit_change *change = &row->changes[i];
+        float *logit = &buffer[(uint32_t)change->token - first];
+        float scaled = *logit * (*logit > 0 ? change->positive : change->negative);
+        *logit = scaled + change->add;
+    }
+    return buffer;
+}
+
 static const float *row_piece(const struct row *row, uint32_t first, uint32_t count, float *buffer) {
-    return apply_bans(row, row->logits + first, first, count, buffer);
+    const float *piece = apply_changes(row, row->logits + first, first, count, buffer);
+    return apply_bans(row, piece, first, count, buffer);
 }
 
 static uint32_t piece_length(uint32_t first, uint32_t end) {
@@ -305,6 +337,8 @@ static int32_t choose(const struct vector_kernels *kernels, const float *logits,
         .vocabulary = vocabulary,
         .banned = params->banned,
         .banned_count = params->banned_count,
+        .changes = params->changes,
+        .changes_count = params->changes_count,
         .scale = 1,
     };
     row.maximum = row_maximum(&row);

@@ -49,7 +49,7 @@ def test_defaults(server):
 def test_null_is_the_default(server):
     """Trap 10."""
     names = "n seed top_p top_k min_p stop max_tokens logprobs echo ignore_eos stream stream_options suffix logit_bias " \
-        "presence_penalty frequency_penalty best_of user model"
+        "presence_penalty frequency_penalty repetition_penalty min_tokens stop_token_ids best_of user model"
     assert text(greedy(server, **{name: None for name in names.split()})) == text(greedy(server))
 
 

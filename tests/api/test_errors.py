@@ -43,9 +43,11 @@ VALUES = [
     (dict(prompt="a", logprobs=6), "logprobs"), (dict(prompt="a", logprobs=True), "logprobs"),
     (dict(prompt="a", echo="yes"), "echo"), (dict(prompt="a", stream=1), "stream"),
     (dict(prompt="a", stream_options={}), "stream_options"), (dict(prompt="a", ignore_eos=0), "ignore_eos"),
-    (dict(prompt="a", best_of=3), "best_of"), (dict(prompt="a", suffix="b"), "suffix"),
-    (dict(prompt="a", logit_bias={"5": 1}), "logit_bias"), (dict(prompt="a", logit_bias={"99999999": 1}), "logit_bias"),
-    (dict(prompt="a", presence_penalty=1), "presence_penalty"), (dict(prompt="a", frequency_penalty=-1), "frequency_penalty"),
+    (dict(prompt="a", best_of=3, n=4), "best_of"), (dict(prompt="a", suffix="b"), "suffix"),
+    (dict(prompt="a", logit_bias={"5": 101}), "logit_bias"), (dict(prompt="a", logit_bias={"99999999": 1}), "logit_bias"),
+    (dict(prompt="a", logit_bias={str(i): 0 for i in range(1025)}), "logit_bias"), (dict(prompt="a", stop_token_ids=[10**9]), "stop_token_ids"),
+    (dict(prompt=[[5] * 4000] * 3, n=128, repetition_penalty=2), "repetition_penalty"),
+    (dict(prompt="a", presence_penalty=2.1), "presence_penalty"), (dict(prompt="a", frequency_penalty=-3), "frequency_penalty"),
     (dict(prompt="a", response_format={"type": "json_object"}), "response_format"), (dict(prompt="a", tools=[{}]), "tools"),
 ]
 

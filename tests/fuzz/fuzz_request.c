@@ -56,7 +56,7 @@ static void check_request(const struct request *request, const struct parse_cont
 static void try_body(plan_parse parse, const json_t *body, struct fault fault, const struct parse_context *context) {
     struct plan plan = {0};
     struct buffer reply = {0};
-    if (body != NULL && parse(body, context, &plan, &fault) == 0) {
+    if (body != NULL && parse(body, context, &plan, &fault) == 0 && params_finish(&plan, &fault) == 0) {
         check_request(plan.request, context);
     } else {
         expect(fault.status == 400 || fault.status == 404);

@@ -172,6 +172,60 @@ static void check_choices(struct parity *parity, const float *logits, uint32_t r
     free(wanted);
 }
 
+/* Random changes of some of the tokens, and of those at the edges of what is looked at together. Their number. */
+static uint32_t draw_changes(struct parity *parity, uint32_t vocabulary, struct logit_change *changes) {
+    static const float repetitions[] = {1, 1.3f, 0.7f, 2};
+    uint32_t count = 0, one_in = 1 + parity_random(parity, 0, 9);
+    for (uint32_t id = 0; id < vocabulary; id++) {
+        if (id != 0 && id != 2047 && id != 2048 && id + 1 != vocabulary && parity_random(parity, 1, one_in) > 1)
+            continue;
+        float repetition = repetitions[parity_random(parity, 0, 3)];
+        changes[count++] = (struct logit_change){.token = (int32_t)id,
+            .positive = 1 / repetition,
+            .negative = repetition,
+            .add = parity_random(parity, 0, 2) == 0 ? 0 : 6 * parity_normal(parity)};
+    }
+    return count;
+}
+
+/* With changes and bans the most likely token is that of the changed row, and the report is of the row as it was. */
+static void case_changes(struct parity *parity) {
+    uint32_t vocabulary = draw_vocabulary(parity);
+    float *logits = parity_host(vocabulary * sizeof *logits), *changed = parity_host(vocabulary * sizeof *changed);
+    struct logit_change *changes = parity_host(vocabulary * sizeof *changes);
+    uint32_t *order = parity_host(vocabulary * sizeof *order);
+    struct sample_params params = neutral;
+    struct sample_result result;
+    fill_logits(parity, logits, vocabulary);
+    memcpy(changed, logits, vocabulary * sizeof *logits);
+    params.temperature = 0;
+    params.want_logprob = true;
+    params.top_count = parity_random(parity, 0, SAMPLE_TOP_MAX);
+    params.changes = changes;
+    params.changes_count = draw_changes(parity, vocabulary, changes);
+    for (uint32_t i = 0; i < params.changes_count; i++) {
+        float *logit = &changed[changes[i].token],
+              scaled = *logit * (*logit > 0 ? changes[i].positive : changes[i].negative);
+        *logit = scaled + changes[i].add;
+    }
+    int32_t banned[2] = {changes[0].token, (int32_t)parity_random(parity, 0, vocabulary - 1)};
+    params.banned = banned;
+    params.banned_count = vocabulary > 4 ? parity->round % 3 : 0;
+    for (uint32_t i = 0; i < params.banned_count; i++)
+        changed[banned[i]] = -INFINITY;
+    reference_rank(changed, vocabulary, order);
+    sample_host(parity, logits, 1, vocabulary, &params, &result);
+    if (!result.undefined)
+        parity_check_true(parity, result.token == (int32_t)order[0], "%u changes, %u bans: %d, not %u (V=%u)",
+            params.changes_count, params.banned_count, result.token, order[0], vocabulary);
+    check_report(parity, logits, vocabulary, &params, &result);
+    parity_check_same(parity, &result, sizeof result);
+    free(logits);
+    free(changed);
+    free(changes);
+    free(order);
+}
+
 /* Of other backends than the CPU fewer draws are looked at, but each is compared. */
 static void case_distribution(struct parity *parity) {
     enum { BATCH = 50 };
@@ -191,9 +245,13 @@ static void case_distribution(struct parity *parity) {
         banned[0] = (int32_t)order[1];
     drawn.banned = banned;
     drawn.banned_count = parity->round % 2 == 0 && vocabulary > 10 ? 2 : 0;
+    struct logit_change *changes = parity_host(vocabulary * sizeof *changes);
+    drawn.changes = changes;
+    drawn.changes_count = parity->round % 4 >= 2 ? draw_changes(parity, vocabulary, changes) : 0;
     char what[128];
-    snprintf(what, sizeof what, "temperature %g, top_k %u, top_p %g, min_p %g, %u bans", (double)drawn.temperature,
-        drawn.top_k, (double)drawn.top_p, (double)drawn.min_p, drawn.banned_count);
+    snprintf(what, sizeof what, "temperature %g, top_k %u, top_p %g, min_p %g, %u bans, %u changes",
+        (double)drawn.temperature, drawn.top_k, (double)drawn.top_p, (double)drawn.min_p, drawn.banned_count,
+        drawn.changes_count);
     int32_t *tokens = parity_host(draws * sizeof *tokens);
     float *device = parity_upload(parity, logits, (size_t)batch * vocabulary * sizeof *logits);
     for (uint32_t draw = 0; draw < draws; draw += batch) {
@@ -218,6 +276,7 @@ static void case_distribution(struct parity *parity) {
     free(logits);
     free(order);
     free(counts);
+    free(changes);
     free(tokens);
     free(narrow);
     free(wide);
@@ -477,6 +536,7 @@ static void time_sample(struct parity *parity) {
 
 const struct parity_case parity_sample_cases[] = {
     {.name = "sample greedy", .run = case_greedy, .rounds = 60, .time = time_sample},
+    {.name = "sample changes", .run = case_changes, .rounds = 60},
     {.name = "sample distribution", .run = case_distribution, .rounds = 12},
     {.name = "sample close logits", .run = case_close_logits, .rounds = 4},
     {.name = "sample filter limits", .run = case_filter_limits},

@@ -51,6 +51,11 @@ void reference_distribution(
     uint32_t *order = memory(vocabulary, sizeof *order);
     for (uint32_t id = 0; id < vocabulary; id++)
         allowed[id] = logits[id];
+    for (uint32_t i = 0; i < params->changes_count; i++) {
+        const struct logit_change *change = &params->changes[i];
+        float logit = logits[change->token], scaled = logit > 0 ? logit * change->positive : logit * change->negative;
+        allowed[change->token] = scaled + change->add;
+    }
     for (uint32_t i = 0; i < params->banned_count; i++)
         allowed[params->banned[i]] = -INFINITY;
     reference_rank(allowed, vocabulary, order);

@@ -14,8 +14,8 @@ void reference_rank(const float *logits, uint32_t vocabulary, uint32_t *order);
 /* Log-probabilities of the logits as they are: out [vocabulary]. */
 void reference_log_softmax(const float *logits, uint32_t vocabulary, double *out);
 
-/* The distribution that a random choice follows, after bans, temperature, top_k, top_p and min_p: out [vocabulary].
- * slack widens (or, below 0, narrows) top_p and min_p, relatively, to find tokens at their limits. */
+/* The distribution that a random choice follows, after changes, bans, temperature, top_k, top_p and min_p: out
+ * [vocabulary]. slack widens (or, below 0, narrows) top_p and min_p, relatively, to find tokens at their limits. */
 void reference_distribution(
     const float *logits, uint32_t vocabulary, const struct sample_params *params, double slack, double *out);
 

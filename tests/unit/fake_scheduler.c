@@ -56,6 +56,7 @@ struct request *request_create(void) {
     request->max_tokens = 16;
     request->logprobs = -1;
     request->skip_special = true;
+    request->penalties.repetition = 1;
     return request;
 }
 
@@ -72,6 +73,8 @@ void request_free(struct request *request) {
     for (uint32_t i = 0; i < request->stops_count; i++)
         free(request->stops[i]);
     policy_settings_release(&request->kv_policy);
+    free(request->penalties.biases);
+    free(request->stop_tokens);
     free(request->prompts);
     free(request->stops);
     free(request);

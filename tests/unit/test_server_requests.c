@@ -38,7 +38,7 @@ static int parse(plan_parse parser, const char *text, size_t bytes, struct plan 
     *plan = (struct plan){0};
     *fault = (struct fault){0};
     json_t *body = fields_parse(text, bytes, fault);
-    int failed = body == NULL ? -1 : parser(body, &context, plan, fault);
+    int failed = body == NULL || parser(body, &context, plan, fault) != 0 ? -1 : params_finish(plan, fault);
     json_decref(body);
     assert_int_equal(failed != 0, fault->status != 0);
     return failed;
@@ -188,8 +188,9 @@ static void completions_read_every_parameter(void **state) {
         "{\"model\":\"fake\",\"prompt\":[[1,2.0,3],[258]],\"n\":3,\"seed\":-5,\"temperature\":0.5,\"top_p\":0.25,"
         "\"top_k\":7,\"min_p\":0.125,\"stop\":[\"x\",\"yz\"],\"max_tokens\":9,\"logprobs\":5,\"echo\":true,"
         "\"ignore_eos\":true,\"stream\":true,\"stream_options\":{\"include_usage\":true},\"best_of\":3,"
-        "\"user\":\"me\",\"skip_special_tokens\":false,\"presence_penalty\":0,\"frequency_penalty\":0.0,"
-        "\"logit_bias\":{},\"suffix\":\"\",\"response_format\":{\"type\":\"text\"}}");
+        "\"user\":\"me\",\"skip_special_tokens\":false,\"presence_penalty\":1.5,\"frequency_penalty\":-0.5,"
+        "\"repetition_penalty\":2,\"min_tokens\":4,\"stop_token_ids\":[7,8.0],"
+        "\"logit_bias\":{\"0\":-100,\"258\":2.5},\"suffix\":\"\",\"response_format\":{\"type\":\"text\"}}");
     const struct request *request = plan.request;
     assert_int_equal(request->prompts_count, 2);
     assert_int_equal(request->prompts[0].count, 3);
@@ -205,6 +206,32 @@ static void completions_read_every_parameter(void **state) {
     assert_int_equal(request->logprobs, 5);
     assert_true(request->echo && request->ignore_eos && request->stream && plan.include_usage);
     assert_false(request->skip_special);
+    assert_true(request->penalties.presence == 1.5f && request->penalties.frequency == -0.5f);
+    assert_true(request->penalties.repetition == 2.0f);
+    assert_int_equal(request->min_tokens, 4);
+    assert_int_equal(request->stop_tokens_count, 2);
+    assert_int_equal(request->stop_tokens[1], 8);
+    assert_int_equal(request->penalties.biases_count, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct logit_bias *bias = &request->penalties.biases[i];
+        assert_true(bias->token == 0 ? bias->bias == -100.0f : bias->token == 258 && bias->bias == 2.5f);
+    }
+    assert_int_equal(plan.n, 3);
+    assert_int_equal(plan.logprobs, 5);
+    plan_free(&plan);
+}
+
+static void candidates_beyond_n_are_generated_with_logprobs(void **state) {
+    (void)state;
+    struct plan plan = accepted(completions_parse, "{\"prompt\":[\"a\",\"b\"],\"n\":2,\"best_of\":5}");
+    assert_int_equal(plan.request->n, 5);
+    assert_int_equal(plan.n, 2);
+    assert_int_equal(plan.request->logprobs, 0);
+    assert_int_equal(plan.logprobs, -1);
+    plan_free(&plan);
+    plan = accepted(completions_parse, "{\"prompt\":\"a\",\"best_of\":2,\"logprobs\":3}");
+    assert_int_equal(plan.request->logprobs, 3);
+    assert_int_equal(plan.logprobs, 3);
     plan_free(&plan);
 }
 
@@ -293,17 +320,39 @@ static void completions_out_of_range_are_refused(void **state) {
         {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":true}", "stream_options"},
         {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"include_usage\":1}}", "include_usage"},
         {"{\"prompt\":\"a\",\"model\":5}", "model"},
-        {"{\"prompt\":\"a\",\"best_of\":2}", "best_of"},
+        {"{\"prompt\":\"a\",\"best_of\":21}", "best_of"},
+        {"{\"prompt\":\"a\",\"best_of\":2,\"n\":3}", "best_of"},
+        {"{\"prompt\":\"a\",\"best_of\":2,\"stream\":true}", "best_of"},
         {"{\"prompt\":\"a\",\"suffix\":\"x\"}", "suffix"},
         {"{\"prompt\":\"a\",\"logit_bias\":{\"999999\":5}}", "logit_bias"},
-        {"{\"prompt\":\"a\",\"presence_penalty\":0.5}", "presence_penalty"},
-        {"{\"prompt\":\"a\",\"frequency_penalty\":-1}", "frequency_penalty"},
-        {"{\"prompt\":\"a\",\"repetition_penalty\":1.1}", "repetition_penalty"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"259\":5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"-1\":5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"01\":5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"a\":5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"\":5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"1 \":5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"1\":100.5}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"1\":-101}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"1\":\"5\"}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"1\":null}}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"logit_bias\":[[1,5]]}", "logit_bias"},
+        {"{\"prompt\":\"a\",\"presence_penalty\":2.5}", "presence_penalty"},
+        {"{\"prompt\":\"a\",\"frequency_penalty\":-2.1}", "frequency_penalty"},
+        {"{\"prompt\":\"a\",\"frequency_penalty\":\"1\"}", "frequency_penalty"},
+        {"{\"prompt\":\"a\",\"repetition_penalty\":0}", "repetition_penalty"},
+        {"{\"prompt\":\"a\",\"repetition_penalty\":-1}", "repetition_penalty"},
+        {"{\"prompt\":\"a\",\"repetition_penalty\":10.5}", "repetition_penalty"},
         {"{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
         {"{\"prompt\":\"a\",\"response_format\":\"text\"}", "response_format"},
         {"{\"prompt\":\"a\",\"tools\":[{}]}", "tools"},
-        {"{\"prompt\":\"a\",\"min_tokens\":3}", "min_tokens"},
-        {"{\"prompt\":\"a\",\"stop_token_ids\":[2]}", "stop_token_ids"},
+        {"{\"prompt\":\"a\",\"min_tokens\":17}", "min_tokens"},
+        {"{\"prompt\":\"a\",\"min_tokens\":4,\"max_tokens\":3}", "min_tokens"},
+        {"{\"prompt\":\"a\",\"min_tokens\":-1}", "min_tokens"},
+        {"{\"prompt\":\"a\",\"stop_token_ids\":[259]}", "stop_token_ids"},
+        {"{\"prompt\":\"a\",\"stop_token_ids\":[-1]}", "stop_token_ids"},
+        {"{\"prompt\":\"a\",\"stop_token_ids\":[1.5]}", "stop_token_ids"},
+        {"{\"prompt\":\"a\",\"stop_token_ids\":[\"1\"]}", "stop_token_ids"},
+        {"{\"prompt\":\"a\",\"stop_token_ids\":5}", "stop_token_ids"},
         {"{\"prompt\":\"a\",\"n_predict\":3}", "n_predict"},
         {"{\"prompt\":\"a\",\"max_completion_tokens\":3}", "max_completion_tokens"},
         {"{\"prompt\":\"a\",\"kv_cache\":{\"policy\":\"fool\"}}", "kv_cache.policy"},
@@ -572,6 +621,7 @@ int main(void) {
         cmocka_unit_test(depth_and_number_of_containers_are_limited),
         cmocka_unit_test(completions_have_the_api_defaults),
         cmocka_unit_test(completions_read_every_parameter),
+        cmocka_unit_test(candidates_beyond_n_are_generated_with_logprobs),
         cmocka_unit_test(one_and_one_point_zero_are_one_number),
         cmocka_unit_test(completions_at_their_limits_are_accepted),
         cmocka_unit_test(completions_out_of_range_are_refused),
