@@ -173,7 +173,7 @@ stage_logits() {
 
 stage_api() {
   need_test_build
-  run_pytest build-test tests/api
+  DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/api
 }
 
 stage_template() {

@@ -3,6 +3,7 @@
 
 #include "server/admin/admin.h"
 #include "server/metrics.h"
+#include "server/openapi_text.h"
 #include "server/server.h"
 
 #include <math.h>
@@ -90,6 +91,12 @@ void models_version(struct exchange *exchange) {
     buffer_string(&body, ",\"system_fingerprint\":");
     buffer_json_cstring(&body, exchange->server->loaded ? exchange->server->fingerprint : NULL);
     buffer_string(&body, "}");
+    exchange_json(exchange, 200, &body);
+}
+
+void models_openapi(struct exchange *exchange) {
+    struct buffer body = {0};
+    buffer_append(&body, openapi_text, sizeof openapi_text - 1);
     exchange_json(exchange, 200, &body);
 }
 

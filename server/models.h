@@ -19,6 +19,7 @@ void models_retrieve(struct exchange *exchange);
 void models_health(struct exchange *exchange);
 void models_ready(struct exchange *exchange);
 void models_version(struct exchange *exchange);
+void models_openapi(struct exchange *exchange); /* GET /openapi.json: openapi.json */
 void models_metrics(struct exchange *exchange);
 
 #endif

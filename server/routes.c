@@ -20,8 +20,9 @@ const struct route server_routes[] = {
     {"GET", "/ready", models_ready, false, NULL},
     {"GET", "/version", models_version, false, NULL},
     {"GET", "/metrics", models_metrics, false, NULL},
+    {"GET", "/openapi.json", models_openapi, false, NULL},
     {NULL, NULL, NULL, false, NULL},
 };
 
 /* What probes and Prometheus read: they hold no keys, and nothing here is of one client. */
-const char *const server_open_paths[] = {"/health", "/ready", "/version", "/metrics", NULL};
+const char *const server_open_paths[] = {"/health", "/ready", "/version", "/metrics", "/openapi.json", NULL};

@@ -29,8 +29,8 @@ def chosen(server, prompt=STORY, **fields):
     return ids_of(server, greedy(server, prompt, logprobs=0, **fields)["choices"][0])
 
 
-@pytest.mark.parametrize("presence, frequency", [(2, 0), (0, 2), (-1, -0.5), (0.7, 0.3), (0, -2)])
-@pytest.mark.parametrize("prompt", [STORY, LOOP])
+@pytest.mark.speaks
+@pytest.mark.parametrize("prompt, presence, frequency", [(STORY, 2, 0), (LOOP, 0, 2), (STORY, -1, -0.5), (LOOP, 0.7, 0.3)])
 def test_penalties_by_the_formula(server, prompt, presence, frequency):
     """Each step's choice is the largest of logit - presence - frequency * count; the prompt's tokens do not count."""
     plain = greedy(server, prompt, logprobs=5)["choices"][0]["logprobs"]
@@ -53,6 +53,7 @@ def test_penalties_by_the_formula(server, prompt, presence, frequency):
     assert presence + frequency < 0 or prompt == STORY or changed > 0
 
 
+@pytest.mark.speaks
 def test_repetition_penalty_counts_the_prompt(server):
     """Strong enough, it lets nothing come again, of the prompt or the answer."""
     ids = chosen(server, LOOP, repetition_penalty=10)
@@ -96,6 +97,7 @@ def test_chats_have_them_too(server):
     assert server.post(CHAT, {"messages": [{"role": "user", "content": "a"}], "best_of": 2}).status == 400
 
 
+@pytest.mark.speaks
 def test_min_tokens_and_stop_token_ids(server):
     ids = chosen(server)
     stop = next(token for i, token in enumerate(ids) if i >= 4 and token not in ids[:i])
