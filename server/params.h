@@ -116,9 +116,9 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
 #define PARAMS_KNOWN                                                                                                   \
     "model", "n", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "stream", "stream_options",  \
         "skip_special_tokens", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",   \
-        "prompt_cache_retention", "cache_prompt", "request_id", "spaces_between_special_tokens", "best_of",            \
-        "response_format", "kv_cache", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty",    \
-        "min_tokens", "stop_token_ids"
+        "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "request_id",                                \
+        "spaces_between_special_tokens", "best_of", "response_format", "kv_cache", "logit_bias", "presence_penalty",   \
+        "frequency_penalty", "repetition_penalty", "min_tokens", "stop_token_ids"
 #define PARAMS_UNSUPPORTED                                                                                             \
     {"repeat_penalty", REFUSE_NOT_ONE}, {"length_penalty", REFUSE_NOT_ONE}, {"typical_p", REFUSE_NOT_ONE},             \
         {"mirostat", REFUSE_NONZERO}, {"dry_multiplier", REFUSE_NONZERO}, {"xtc_probability", REFUSE_NONZERO},         \
@@ -130,7 +130,7 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
         {"guided_json", REFUSE_PRESENT}, {"guided_regex", REFUSE_PRESENT}, {"guided_choice", REFUSE_PRESENT},          \
         {"guided_grammar", REFUSE_PRESENT}, {"structured_outputs", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY},      \
         {"json_schema", REFUSE_NONEMPTY}, {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO},                  \
-        {"prediction", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                                                  \
+        {"prediction", REFUSE_PRESENT}, {"moderation", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                  \
         "functions", REFUSE_NONEMPTY                                                                                   \
     }
 

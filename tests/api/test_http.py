@@ -102,6 +102,24 @@ def test_keep_alive_after_errors_and_streams(fake):
     assert read_reply(connection).status == 200
 
 
+def test_heads_among_pipelined_requests(fake):
+    """A HEAD has no body, whatever its length says, and the next answer begins right behind."""
+    connection = fake.connect()
+    paths = [("HEAD", "/version"), ("GET", "/version"), ("HEAD", "/nowhere"), ("HEAD", "/metrics"), ("HEAD", COMPLETION), ("GET", "/health")]
+    connection.sendall(b"".join(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for method, path in paths))
+    replies, statuses, lengths = connection.makefile("rb"), [], []
+    for method, _ in paths:
+        line, length = replies.readline(), 0
+        statuses.append(int(line.split()[1]))
+        while (line := replies.readline().strip()):
+            name, value = line.split(b": ", 1)
+            length = int(value) if name.lower() == b"content-length" else length
+        lengths.append(length)
+        if method == "GET":
+            json.loads(replies.read(length))
+    assert statuses == [200, 200, 404, 200, 405, 200] and lengths[0] == lengths[1] and min(lengths) > 0
+
+
 def test_pipelining(fake):
     connection = fake.connect()
     connection.sendall(post_bytes(COMPLETION, BODY) + GET + post_bytes(COMPLETION, {**BODY, "prompt": "again"}) + GET)

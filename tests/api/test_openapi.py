@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 
+import openai
 import pytest
 
 from conftest import ROOT
@@ -81,6 +82,18 @@ def test_null_and_limits(fake, path):
                 assert refused(fake, path, **{**beside, name: value + beyond}) == name, (name, value + beyond)
             checked += 1
     assert checked > 16
+
+
+@pytest.mark.parametrize("path, params", [
+    (COMPLETION, openai.types.completion_create_params.CompletionCreateParamsBase),
+    (CHAT, openai.types.chat.completion_create_params.CompletionCreateParamsBase)])
+def test_every_field_of_openai(fake, path, params):
+    """Trap 21: what openai's client can ask for is described here, or refused by name; nothing is silently ignored."""
+    names = set(params.__annotations__) - {"stream"}
+    assert len(names) > 15
+    for name in sorted(names - set(properties(path))):
+        assert refused(fake, path, **{name: "x"}) == name, name
+        assert refused(fake, path, **{name: None}) is None, name
 
 
 def test_open_paths(start_server):
