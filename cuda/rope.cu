@@ -215,55 +215,98 @@ void launch_rope_append(
 
 /* ---- keys in the cache ---- */
 
-static __global__ void __launch_bounds__(THREADS) rotate_slots(struct kv_pool pool, struct rope_turns turns,
-    const struct slot_address *slots, const uint32_t *to, const float *keys) {
-    struct slot_address slot = slots[blockIdx.x];
-    uint32_t half = pool.layout.head_dim / 2;
-    char *page = page_at(pool, slot.page);
-    for (uint32_t pair = threadIdx.x; pair < half; pair += blockDim.x) {
-        float2 key = ((const float2 *)keys)[(size_t)blockIdx.x * half + pair];
-        if (pair < turns.pairs)
-            key = turned(key, turn_get(turns, to[blockIdx.x], pair));
-        number_store(pool.layout.format, page, (size_t)2 * pair * KV_PAGE_SLOTS + slot.place, key.x);
-        number_store(pool.layout.format, page, (size_t)(2 * pair + 1) * KV_PAGE_SLOTS + slot.place, key.y);
-    }
+/* SLOT_TILE slots of the list are turned by a block, in shared memory [SLOT_TILE][stride]: there a lane has a pair of
+ * channels, so that keys and turns are read in a row; in pages a lane has a slot, since neighbours share the sectors of
+ * a channel. */
+enum { SLOT_TILE = 16 };
+
+static_assert(THREADS % SLOT_TILE == 0, "a thread keeps its slot");
+
+/* 2 modulo 8, as that of launch_rope_append. */
+static __device__ __host__ __forceinline__ uint32_t slot_stride(uint32_t dim) {
+    return (dim + 13) / 8 * 8 + 2;
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    unrotate_slots(struct kv_pool pool, struct rope_turns turns, const struct slot_address *slots, float *keys) {
-    struct slot_address slot = slots[blockIdx.x];
-    uint32_t half = pool.layout.head_dim / 2;
+static __device__ __forceinline__ uint32_t slots_of_block(uint32_t count) {
+    uint32_t left = count - blockIdx.x * SLOT_TILE;
+    return left < SLOT_TILE ? left : (uint32_t)SLOT_TILE;
+}
+
+static __global__ void __launch_bounds__(THREADS) rotate_slots(struct kv_pool pool, struct rope_turns turns,
+    const struct slot_address *slots, const uint32_t *to, const float *keys, uint32_t count) {
+    KERNEL_SHARED(float, tile);
+    uint32_t dim = pool.layout.head_dim, half = dim / 2, stride = slot_stride(dim), some = slots_of_block(count);
+    size_t first = (size_t)blockIdx.x * SLOT_TILE;
+    for (uint32_t i = threadIdx.x; i < some * half; i += THREADS) {
+        uint32_t slot = i / half, pair = i % half;
+        float2 key = ((const float2 *)keys)[(first + slot) * half + pair];
+        if (pair < turns.pairs)
+            key = turned(key, turn_get(turns, to[first + slot], pair));
+        *(float2 *)(tile + slot * stride + 2 * pair) = key;
+    }
+    __syncthreads();
+    uint32_t own = threadIdx.x % SLOT_TILE;
+    if (own >= some)
+        return;
+    struct slot_address slot = slots[first + own];
+    char *page = page_at(pool, slot.page);
+    for (uint32_t channel = threadIdx.x / SLOT_TILE; channel < dim; channel += THREADS / SLOT_TILE)
+        number_store(
+            pool.layout.format, page, (size_t)channel * KV_PAGE_SLOTS + slot.place, tile[own * stride + channel]);
+}
+
+/* What the pages hold, 0 of empty slots, and the positions. */
+static __device__ __forceinline__ void load_slots(
+    const struct kv_pool &pool, const struct slot_address *slots, uint32_t some, float *tile, int32_t *positions) {
+    uint32_t dim = pool.layout.head_dim, stride = slot_stride(dim), own = threadIdx.x % SLOT_TILE;
+    if (own >= some)
+        return;
+    struct slot_address slot = slots[own];
     char *page = page_at(pool, slot.page);
     int32_t position = page_positions(pool.layout, page)[slot.place];
-    for (uint32_t pair = threadIdx.x; pair < half; pair += blockDim.x) {
-        float2 key = make_float2(0, 0);
-        if (position != KV_NO_POSITION) {
-            key.x = number_load(pool.layout.format, page, (size_t)2 * pair * KV_PAGE_SLOTS + slot.place);
-            key.y = number_load(pool.layout.format, page, (size_t)(2 * pair + 1) * KV_PAGE_SLOTS + slot.place);
-            if (pair < turns.pairs) {
-                float2 turn = turn_get(turns, (uint32_t)position, pair);
-                key = turned(key, make_float2(turn.x, -turn.y));
-            }
-        }
-        ((float2 *)keys)[(size_t)blockIdx.x * half + pair] = key;
+    if (threadIdx.x < SLOT_TILE)
+        positions[own] = position;
+    for (uint32_t channel = threadIdx.x / SLOT_TILE; channel < dim; channel += THREADS / SLOT_TILE) {
+        float number = 0;
+        if (position != KV_NO_POSITION)
+            number = number_load(pool.layout.format, page, (size_t)channel * KV_PAGE_SLOTS + slot.place);
+        tile[own * stride + channel] = number;
     }
 }
 
-static uint32_t threads_for(uint32_t pairs) {
-    uint32_t threads = (pairs + 31) / 32 * 32;
-    return threads < THREADS ? threads : (uint32_t)THREADS;
+static __global__ void __launch_bounds__(THREADS) unrotate_slots(
+    struct kv_pool pool, struct rope_turns turns, const struct slot_address *slots, uint32_t count, float *keys) {
+    KERNEL_SHARED(float, tile);
+    uint32_t dim = pool.layout.head_dim, half = dim / 2, stride = slot_stride(dim), some = slots_of_block(count);
+    int32_t *positions = (int32_t *)(tile + SLOT_TILE * stride); /* [SLOT_TILE] */
+    size_t first = (size_t)blockIdx.x * SLOT_TILE;
+    load_slots(pool, slots + first, some, tile, positions);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < some * half; i += THREADS) {
+        uint32_t slot = i / half, pair = i % half;
+        float2 key = *(const float2 *)(tile + slot * stride + 2 * pair);
+        if (positions[slot] != KV_NO_POSITION && pair < turns.pairs) {
+            float2 turn = turn_get(turns, (uint32_t)positions[slot], pair);
+            key = turned(key, make_float2(turn.x, -turn.y));
+        }
+        ((float2 *)keys)[(first + slot) * half + pair] = key;
+    }
+}
+
+static size_t tile_bytes(uint32_t dim) {
+    return SLOT_TILE * (slot_stride(dim) * sizeof(float) + sizeof(int32_t));
 }
 
 void launch_rotate_slots(const struct kv_pool *pool, const struct rope_turns *turns, const struct slot_address *slots,
     const uint32_t *to, const float *keys, uint32_t count, cudaStream_t stream) {
     if (count > 0)
-        KERNEL_LAUNCH(
-            rotate_slots, count, threads_for(pool->layout.head_dim / 2), 0, stream, *pool, *turns, slots, to, keys);
+        KERNEL_LAUNCH(rotate_slots, parts_of(count, SLOT_TILE), THREADS, tile_bytes(pool->layout.head_dim), stream,
+            *pool, *turns, slots, to, keys, count);
 }
 
 void launch_unrotate_slots(const struct kv_pool *pool, const struct rope_turns *turns, const struct slot_address *slots,
     uint32_t count, float *keys, cudaStream_t stream) {
     if (count > 0)
-        KERNEL_LAUNCH(
-            unrotate_slots, count, threads_for(pool->layout.head_dim / 2), 0, stream, *pool, *turns, slots, keys);
+        KERNEL_LAUNCH(unrotate_slots, parts_of(count, SLOT_TILE), THREADS, tile_bytes(pool->layout.head_dim), stream,
+            *pool, *turns, slots, count, keys);
 }

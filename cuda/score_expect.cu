@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Expected attention (policy/expected_attention.c): logits of keys under what queries are expected to be, k mu /
- * sqrt(d)
- * + k S k / (2 d), and their mean softmax over the group. mu and S are turned by the mean rotation of positions to
- * come.
+ * Expected attention (policy/expected_attention.c): logits of keys under what queries are expected to be,
+ * k mu / sqrt(d) + k S k / (2 d), and their mean softmax over the group. mu and S are turned by the mean rotation of
+ * positions to come.
  */
 #include "cuda/score_product.h"
 
 enum {
     QUERY_THREADS = 256,
+    QUERY_PAIRS = 8, /* of columns, a block */
     EXPECT_THREADS = 1024,
     EXPECT_HELD = SCORE_HELD / EXPECT_THREADS,
     MOMENTS_FROM = 4, /* first position that counts */
@@ -39,72 +39,112 @@ SCORE_INLINE double2 mean_turn(double frequency, uint32_t first, uint32_t n) {
     return make_double2(cos(middle) * length, sin(middle) * length);
 }
 
-/* Row `i` of the mean rotation: two channels that it joins, and their factors. */
-struct turn_row {
-    uint32_t even, odd;
-    double by_even, by_odd;
-};
-
-SCORE_INLINE struct turn_row turn_row(const double2 *turns, uint32_t rope_dim, uint32_t i) {
-    struct turn_row row = {i, i, 1, 0};
-    if (i >= rope_dim)
-        return row;
-    double2 turn = turns[i / 2];
-    row.even = i / 2 * 2;
-    row.odd = row.even + 1;
-    row.by_even = i % 2 == 0 ? turn.x : turn.y;
-    row.by_odd = i % 2 == 0 ? -turn.y : turn.x;
-    return row;
+/* Channels come in pairs (2 i, 2 i + 1), which the mean rotation joins: the even one of a turned pair is
+ * turn.x even - turn.y odd, the odd one turn.y even + turn.x odd. Pairs beyond rope_dim have the turn (1, 0). */
+SCORE_INLINE double2 turn_row(double2 turn, bool odd) {
+    return odd ? make_double2(turn.y, turn.x) : make_double2(turn.x, -turn.y);
 }
 
-/* The moments of one query head, as the layer has them. */
-struct moments {
-    const double *sum, *outer; /* [d], [d][d] upper triangle */
-    double part;
+/* What a block reads of one query head. */
+struct query_moments_part {
+    const double *outer;  /* [d][d] upper triangle, device */
+    const double2 *sums;  /* [d / 2] shared */
+    const double2 *turns; /* [d / 2] shared */
+    double part;          /* 1 / count */
     uint32_t dim;
 };
 
-SCORE_INLINE double covariance(const struct moments *moments, uint32_t i, uint32_t j) {
-    size_t at = i <= j ? (size_t)i * moments->dim + j : (size_t)j * moments->dim + i;
-    double part = moments->part;
-    return moments->outer[at] * part - moments->sum[i] * part * (moments->sum[j] * part);
+/* Covariance of the channels of two pairs. */
+struct pair_covariance {
+    double2 even, odd; /* x: with the even channel of the other pair, y: with its odd one */
+};
+
+SCORE_INLINE double covariance(double product, double a, double b, double part) {
+    return product * part - a * part * (b * part);
 }
 
-/* Element (i, j) of the turned covariance. */
-SCORE_INLINE double turned(const struct moments *moments, struct turn_row i, struct turn_row j) {
-    double sum = i.by_even * j.by_even * covariance(moments, i.even, j.even);
-    sum += i.by_even * j.by_odd * covariance(moments, i.even, j.odd);
-    sum += i.by_odd * j.by_even * covariance(moments, i.odd, j.even);
-    return sum + i.by_odd * j.by_odd * covariance(moments, i.odd, j.odd);
+/* Of the pair `column` with the pair `row` >= column. */
+SCORE_INLINE struct pair_covariance covariance_of(
+    const struct query_moments_part *from, uint32_t column, uint32_t row) {
+    const double2 *outer = (const double2 *)from->outer + (size_t)column * from->dim + row;
+    double2 even = outer[0], odd = outer[from->dim / 2];
+    double2 across = from->sums[column], down = from->sums[row];
+    if (row == column)
+        odd.x = even.y; /* the triangle has it once */
+    struct pair_covariance out;
+    out.even.x = covariance(even.x, down.x, across.x, from->part);
+    out.even.y = covariance(even.y, down.y, across.x, from->part);
+    out.odd.x = covariance(odd.x, down.x, across.y, from->part);
+    out.odd.y = covariance(odd.y, down.y, across.y, from->part);
+    return out;
 }
 
-/* Blocks: (row of the covariance, g, unit). The lower triangle, with what mirrors it added to it. */
+/* An element of the turned covariance: across and down are turn_row of its column and its row. */
+SCORE_INLINE double turned(const struct pair_covariance *of, double2 across, double2 down) {
+    double sum = down.x * across.x * of->even.x;
+    sum += down.x * across.y * of->odd.x;
+    sum += down.y * across.x * of->even.y;
+    return sum + down.y * across.y * of->odd.y;
+}
+
+/* Rows 2 row and 2 row + 1 of a column of the lower triangle, with what mirrors them added to them; 0 above it. */
+SCORE_INLINE float2 turned_rows(
+    const struct query_moments_part *from, const struct pair_covariance *of, uint32_t column, uint32_t row) {
+    double2 across = turn_row(from->turns[column / 2], column % 2 == 1);
+    double values[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t channel = 2 * row + i;
+        values[i] = turned(of, across, turn_row(from->turns[row], i == 1)) * (channel > column ? 2 : 1);
+        values[i] = channel < column ? 0 : values[i] / (2 * (double)from->dim);
+    }
+    return make_float2((float)values[0], (float)values[1]);
+}
+
+/* The head's sums and the pairs' turns into shared memory. */
+SCORE_INLINE void load_pairs(const double *sums, uint32_t dim, uint32_t rope_dim, const float *inverse_freq,
+    uint32_t seen, uint32_t n, double2 *to_sums, double2 *to_turns) {
+    for (uint32_t pair = threadIdx.x; pair < dim / 2; pair += QUERY_THREADS) {
+        to_sums[pair] = ((const double2 *)sums)[pair];
+        to_turns[pair] = pair < rope_dim / 2 ? mean_turn((double)inverse_freq[pair], seen, n) : make_double2(1, 0);
+    }
+    __syncthreads();
+}
+
+/* Blocks: (QUERY_PAIRS pairs of columns, g, unit). Each number of the moments is read once. */
 static __global__ void __launch_bounds__(QUERY_THREADS) score_expect_query(const struct cuda_score_unit *units,
     uint32_t dim, uint32_t group, uint32_t rope_dim, const float *inverse_freq, uint32_t n) {
     KERNEL_SHARED(struct cuda_score_unit, unit);
-    double2 *turns = (double2 *)(unit + 1); /* [rope_dim / 2] */
-    uint32_t column = blockIdx.x, g = blockIdx.y;
+    double2 *turns = (double2 *)(unit + 1), *sums = turns + dim / 2;
+    uint32_t g = blockIdx.y, pairs = dim / 2, rows = padded_rows(dim) / 2;
     unit_load(units + blockIdx.z, unit);
     if (unit->view.slots == 0)
         return;
-    for (uint32_t pair = threadIdx.x; pair < rope_dim / 2; pair += QUERY_THREADS)
-        turns[pair] = mean_turn((double)inverse_freq[pair], unit->seen, n);
-    __syncthreads();
     uint32_t h = unit->head * group + g, count = *unit->moments.count;
-    const struct moments moments = {unit->moments.sum + (size_t)h * dim, unit->moments.outer + (size_t)h * dim * dim,
-        count > 0 ? 1 / (double)count : 0, dim};
-    float *mean = unit->space + g * query_floats(dim), *to = mean + (column + 1) * padded_rows(dim);
-    struct turn_row across = turn_row(turns, rope_dim, column);
-    for (uint32_t row = threadIdx.x; row < padded_rows(dim); row += QUERY_THREADS) {
-        double value = 0;
-        if (row < dim && row >= column)
-            value = turned(&moments, turn_row(turns, rope_dim, row), across) * (row > column ? 2 : 1);
-        to[row] = (float)(value / (2 * (double)dim));
+    load_pairs(unit->moments.sum + (size_t)h * dim, dim, rope_dim, inverse_freq, unit->seen, n, sums, turns);
+    const struct query_moments_part from = {
+        unit->moments.outer + (size_t)h * dim * dim, sums, turns, count > 0 ? 1 / (double)count : 0, dim};
+    float *mean = unit->space + g * query_floats(dim);
+    for (uint32_t i = threadIdx.x; i < QUERY_PAIRS * rows; i += QUERY_THREADS) {
+        uint32_t column = blockIdx.x * QUERY_PAIRS + i / rows, row = i % rows;
+        float2 even = make_float2(0, 0), odd = even;
+        if (column >= pairs)
+            break;
+        if (row >= column && row < pairs) {
+            const struct pair_covariance of = covariance_of(&from, column, row);
+            even = turned_rows(&from, &of, 2 * column, row);
+            odd = turned_rows(&from, &of, 2 * column + 1, row);
+        }
+        float2 *to = (float2 *)(mean + (size_t)(2 * column + 1) * 2 * rows) + row;
+        to[0] = even;
+        to[rows] = odd;
     }
-    if (column == 0 && threadIdx.x < dim) {
-        struct turn_row own = turn_row(turns, rope_dim, threadIdx.x);
-        double sum = own.by_even * moments.sum[own.even] + own.by_odd * moments.sum[own.odd];
-        mean[threadIdx.x] = (float)(sum * moments.part / sqrt((double)dim));
+    if (blockIdx.x == 0 && threadIdx.x < pairs) {
+        double2 sum = sums[threadIdx.x], even = turn_row(turns[threadIdx.x], false);
+        double2 odd = turn_row(turns[threadIdx.x], true);
+        double scale = sqrt((double)dim);
+        ((float2 *)mean)[threadIdx.x] = make_float2((float)((even.x * sum.x + even.y * sum.y) * from.part / scale),
+            (float)((odd.x * sum.x + odd.y * sum.y) * from.part / scale));
     }
 }
 
@@ -211,12 +251,13 @@ static __global__ void __launch_bounds__(EXPECT_THREADS)
 void launch_score_expected_attention(const struct cuda_score_call *call, uint32_t rope_dim, const float *inverse_freq,
     uint32_t n, float epsilon, cudaStream_t stream) {
     uint32_t tiles = (call->slots_most + SCORE_TILE - 1) / SCORE_TILE, dim = call->pool.layout.head_dim;
-    size_t query = sizeof(struct cuda_score_unit) + rope_dim / 2 * sizeof(double2);
+    uint32_t query_blocks = (dim / 2 + QUERY_PAIRS - 1) / QUERY_PAIRS;
+    size_t query = sizeof(struct cuda_score_unit) + dim * sizeof(double2);
     size_t logits = sizeof(struct cuda_score_unit) + (PRODUCT_SLICES_FLOATS + (size_t)dim * SCORE_TILE) * sizeof(float);
     size_t shares = sizeof(struct cuda_score_unit) + WARP * sizeof(double);
     for (uint32_t first = 0; tiles > 0 && first < call->count; first += SCORE_UNITS_GRID) {
         uint32_t some = units_at_once(call->count - first);
-        KERNEL_LAUNCH(score_expect_query, dim3(dim, call->group, some), dim3(QUERY_THREADS), query, stream,
+        KERNEL_LAUNCH(score_expect_query, dim3(query_blocks, call->group, some), dim3(QUERY_THREADS), query, stream,
             call->units + first, dim, call->group, rope_dim, inverse_freq, n > 0 ? n : 1);
         SCORE_FORMATS(call->pool.layout.format, score_expect_logits, dim3(tiles, some), dim3(PRODUCT_THREADS), logits,
             stream, call->units + first, call->pool, call->group);

@@ -17,15 +17,26 @@ enum {
 
 /* Where the parts lie in the device's memory, [rounded-up counts]: offsets that follow from a graph's key. */
 struct step_layout {
-    size_t tokens, items, rows, wanted, tiles, views, statistics, moments;
+    size_t tokens, items, rows, wanted, tiles, views, moments;
     size_t tables; /* page tables that the device does not have; the last, as long as need be */
     size_t bytes;
+};
+
+/* Statistics' addresses and sizes on the device, which hardly change: layers that did are sent. */
+struct step_statistics {
+    struct cuda_scratch memory;
+    size_t bytes;                /* that the memory had when all was sent: others have lost it */
+    struct kv_statistics *heads; /* host [room]: what it holds, [layers][heads of a layer] */
+    size_t room;
+    uint32_t layers;
+    size_t real, padded; /* heads of a layer: those of items, and with those that do nothing */
 };
 
 struct step_state {
     bool graphs_on;
     struct graphs graphs;
     struct cuda_scratch memory;
+    struct step_statistics statistics;
     struct kv_item *items; /* host [items_room] */
     uint32_t items_room;
     /* The step under way. */
@@ -42,6 +53,8 @@ void cuda_step_free(struct cuda_backend *cuda) {
         return;
     graphs_free(cuda, &state->graphs);
     cuda_scratch_free(&state->memory);
+    cuda_scratch_free(&state->statistics.memory);
+    free(state->statistics.heads);
     free(state->items);
     free(state);
     cuda->step = NULL;
@@ -130,7 +143,6 @@ static struct step_layout lay_out(const struct step_state *state, uint32_t tiles
     layout.wanted = place(&at, step->wanted != NULL ? step->wanted_count * sizeof *step->wanted : 0);
     layout.tiles = place(&at, tiles * sizeof(struct attend_tile));
     layout.views = place(&at, views * sizeof *batch->views);
-    layout.statistics = place(&at, batch->needs != 0 ? views * sizeof *batch->statistics : 0);
     layout.moments = place(&at, step->moments != NULL ? moments * sizeof *step->moments : 0);
     layout.tables = at;
     for (size_t i = 0; i < views_count(state, step->items_count); i++)
@@ -195,14 +207,85 @@ static bool send_step(struct cuda_backend *cuda, struct step_state *state, const
     if (step->wanted != NULL)
         memcpy(stage.host + layout->wanted, step->wanted, step->wanted_count * sizeof *step->wanted);
     memcpy(stage.host + layout->tiles, plan->list, plan->count * sizeof *plan->list);
-    uint32_t have = step->items_count, want = state->batch.items_count, kv_heads = cache->kv_heads;
-    if (state->batch.needs != 0)
-        write_layers(stage.host + layout->statistics, step->statistics, cache->layers, (size_t)have * kv_heads,
-            (size_t)want * kv_heads, sizeof *step->statistics);
     if (step->moments != NULL)
-        write_layers(stage.host + layout->moments, step->moments, cache->layers, have, want, sizeof *step->moments);
+        write_layers(stage.host + layout->moments, step->moments, cache->layers, step->items_count,
+            state->batch.items_count, sizeof *step->moments);
     write_views(state, &stage);
     return cuda_stage_send(cuda, &stage);
+}
+
+/* ---- statistics ---- */
+
+/* Room for the step's, on both sides; what is there is void if it moves, or has another shape. */
+static bool statistics_reserve(struct cuda_backend *cuda, struct step_state *state, bool *is_void) {
+    struct step_statistics *sent = &state->statistics;
+    const struct kv_layout *layout = &state->step.pool->layout;
+    size_t real = (size_t)state->step.items_count * layout->kv_heads;
+    size_t padded = (size_t)state->batch.items_count * layout->kv_heads, count = layout->layers * padded;
+    if (cuda_scratch_reserve(cuda, &sent->memory, count * sizeof *sent->heads) == NULL)
+        return false;
+    if (count > sent->room) {
+        free(sent->heads);
+        sent->bytes = 0;
+        sent->heads = malloc(count * sizeof *sent->heads);
+        sent->room = sent->heads != NULL ? count : 0;
+        if (sent->heads == NULL)
+            return cuda_check(cuda, cudaErrorMemoryAllocation, "step");
+    }
+    *is_void = sent->bytes != sent->memory.bytes || sent->layers != layout->layers || sent->real != real ||
+               sent->padded != padded;
+    if (*is_void)
+        memset(sent->heads, 0, count * sizeof *sent->heads);
+    sent->bytes = sent->memory.bytes;
+    sent->layers = layout->layers;
+    sent->real = real;
+    sent->padded = padded;
+    return true;
+}
+
+/* Takes over what the step has. The layers from *first to before *end are others than before. */
+static void statistics_take(
+    struct step_statistics *sent, const struct kv_statistics *from, uint32_t *first, uint32_t *end) {
+    *first = sent->layers;
+    *end = 0;
+    for (uint32_t layer = 0; layer < sent->layers; layer++) {
+        struct kv_statistics *to = sent->heads + layer * sent->padded;
+        const struct kv_statistics *next = from + layer * sent->real;
+        if (memcmp(to, next, sent->real * sizeof *to) == 0)
+            continue;
+        memcpy(to, next, sent->real * sizeof *to);
+        *first = layer < *first ? layer : *first;
+        *end = layer + 1;
+    }
+}
+
+/* Sends those that changed since the step before. False when there was an error. */
+static bool send_statistics(struct cuda_backend *cuda, struct step_state *state) {
+    struct step_statistics *sent = &state->statistics;
+    struct cuda_stage stage;
+    uint32_t first, end;
+    bool is_void = true;
+    if (state->batch.needs == 0)
+        return true;
+    if (!statistics_reserve(cuda, state, &is_void))
+        return false;
+    statistics_take(sent, state->step.statistics, &first, &end);
+    if (is_void) {
+        first = 0;
+        end = sent->layers;
+    }
+    if (first >= end)
+        return true;
+    size_t from = first * sent->padded, bytes = (end - first) * sent->padded * sizeof *sent->heads;
+    bool done = cuda_stage_begin(cuda, bytes, &stage);
+    if (done) {
+        stage.device = (char *)sent->memory.memory + from * sizeof *sent->heads;
+        cuda_stage_copy(&stage, sent->heads + from, bytes);
+        done = cuda_stage_send(cuda, &stage);
+    }
+    if (!done)
+        sent->bytes = 0;
+    return done;
 }
 
 static void set_addresses(struct step_state *state) {
@@ -211,7 +294,7 @@ static void set_addresses(struct step_state *state) {
     state->batch.rows = (const struct cuda_row *)(device + state->layout.rows);
     state->batch.views = (const struct cuda_head_view *)(device + state->layout.views);
     if (state->batch.needs != 0)
-        state->batch.statistics = (const struct kv_statistics *)(device + state->layout.statistics);
+        state->batch.statistics = state->statistics.memory.memory;
 }
 
 /* ---- beginning and ending ---- */
@@ -239,7 +322,7 @@ static bool prepare(struct cuda_backend *cuda, struct step_state *state, bool ro
     if (plan == NULL)
         return false;
     state->layout = lay_out(state, plan->count);
-    if (!send_step(cuda, state, plan))
+    if (!send_statistics(cuda, state) || !send_step(cuda, state, plan))
         return false;
     set_addresses(state);
     return true;

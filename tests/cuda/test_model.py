@@ -7,6 +7,7 @@ reference). An emulated step takes seconds, so that prompts are few and go in on
 (scripts/gpu_check.sh): the build is one of -Dcuda=enabled, and its device is asked for more tokens.
 """
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -94,6 +95,14 @@ def servers(tmp_path_factory):
         server.stop()
 
 
+@pytest.fixture(scope="module")
+def answers(servers):
+    """What the two servers say with each cache: all are asked for at once, so that one batch has them."""
+    with concurrent.futures.ThreadPoolExecutor(2 * len(CACHES)) as pool:
+        asked = {name: [pool.submit(server.complete, cache) for server in servers] for name, cache in CACHES.items()}
+    return {name: [answer.result() for answer in pair] for name, pair in asked.items()}
+
+
 def certain_tokens(logprobs):
     """Tokens before the first whose choice hangs by a small margin."""
     count = 0
@@ -106,8 +115,8 @@ def certain_tokens(logprobs):
 
 
 @pytest.mark.parametrize("cache", CACHES, ids=str)
-def test_greedy_tokens_are_those_of_the_cpu(servers, cache):
-    cpu, cuda = (server.complete(CACHES[cache]) for server in servers)
+def test_greedy_tokens_are_those_of_the_cpu(answers, cache):
+    cpu, cuda = answers[cache]
     compared = 0
     for want, got in zip(cpu, cuda, strict=True):
         count = certain_tokens(want)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of policies on the real model's prompt, on the CUDA device, against the reference's (tests/data/policy_scores.json),
-within the tolerances of tests/model/test_prunes.py.
+"""Policies on the real model's prompt, on the CUDA device, against the reference's (tests/data/policy_scores.json): scores,
+and what is kept after the prompt and after decode steps that prune. Within the tolerances of tests/model/test_prunes.py,
+with int8 activations and with exact weights, the cache in f16.
 
 An emulated device computes some tokens a second: policies go in one batch, and by default there are two, one by
-attention and one by keys. DISTILLCACHE_TEST_FULL=1 (scripts/test.sh --full), or a real device
-(DISTILLCACHE_TEST_DEVICE=real): all of them, and with exact weights too.
+attention and one by keys, with int8 activations alone. DISTILLCACHE_TEST_FULL=1 (scripts/test.sh --full), or a real device
+(DISTILLCACHE_TEST_DEVICE=real): all of them, and both.
 """
 import os
 import pathlib
@@ -21,19 +22,39 @@ FULL = REAL or os.environ.get("DISTILLCACHE_TEST_FULL") == "1"
 MODES = {"int8": (), "exact": ("--exact",)} if FULL else {"int8": ()}
 NAMES = model.NAMES if FULL else ["h2o", "keydiff"]
 PROMPT = min(model.SCORES["prompts"], key=lambda prompt: len(prompt["ids"]))
-model.TIMEOUT_S = 3000
+# One of what is kept by default.
+CASES = [case for case in PROMPT["cases"] if FULL or (case["policy"], case["scope"]) == ("h2o", "layer")]
+model.TIMEOUT_S = 6000
+
+
+def run_on_device(mode, lines):
+    if not REAL:
+        os.environ["DISTILLCACHE_EMULATOR"] = "fast"
+    return model.run_tool(lines, *MODES[mode], "--backend", "cuda", "--group", str(min(len(lines), 16)))
 
 
 @pytest.fixture(scope="module", params=MODES)
-def outputs(request):
-    if not REAL:
-        os.environ["DISTILLCACHE_EMULATOR"] = "fast"
+def scored(request):
     budget, ids = model.SCORES["score_budget"], model.ids_text(PROMPT["ids"])
     lines = [f"scores;{model.spell(name, tokens=budget)};{ids}" for name in NAMES]
-    group = min(len(NAMES), 16)
-    return dict(zip(NAMES, model.run_tool(lines, *MODES[request.param], "--backend", "cuda", "--group", str(group))))
+    return dict(zip(NAMES, run_on_device(request.param, lines)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scores(outputs, name):
-    assert np.median(model.score_differences(name, PROMPT, outputs[name])) <= 0.02
+def test_scores(scored, name):
+    assert np.median(model.score_differences(name, PROMPT, scored[name])) <= 0.02
+
+
+@pytest.fixture(scope="module", params=MODES)
+def pruned(request):
+    lines = [model.run_line(model.case_policy(case), PROMPT["ids"], case["decode"]["fed"]) for case in CASES]
+    return run_on_device(request.param, lines)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: "-".join(map(str, list(CASES[i].values())[:3])))
+def test_kept(pruned, index):
+    case, out = CASES[index], pruned[index]
+    model.check_case(out, case, False)
+    if case["scope"] == "head":  # counts follow from budgets alone
+        assert model.counts(out["prompt"]) == case["kept"]["counts"]
+        assert model.counts(out["decode"]) == case["decode"]["kept"]["counts"]

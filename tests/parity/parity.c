@@ -312,8 +312,11 @@ static uint32_t run_family(struct parity *parity, const struct options *options,
             continue;
         parity->entry = entry;
         parity->skipped = false;
+        clock_t start = clock();
         failures += run_case(parity, options);
         parity->cases_skipped += parity->skipped;
+        if (getenv("PARITY_TIMES") != NULL)
+            printf("%7.2f s of CPU: %s\n", (double)(clock() - start) / CLOCKS_PER_SEC, entry->name);
     }
     return failures;
 }

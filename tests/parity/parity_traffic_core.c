@@ -126,6 +126,32 @@ static void case_pages(struct parity *parity) {
     pages_free(parity, &pages);
 }
 
+/* All slots of a head: their channels lie in sectors with those of their neighbours. */
+static void case_rotation(struct parity *parity) {
+    enum { COUNT = 512, DIM = 128 };
+    struct pages pages = pages_create(parity, COUNT / KV_PAGE_SLOTS, 1, DIM);
+    uint32_t slots[COUNT], to[COUNT];
+    float inverse_freq[DIM / 2];
+    for (uint32_t i = 0; i < DIM / 2; i++)
+        inverse_freq[i] = 1.0f / (float)(i + 1);
+    for (uint32_t i = 0; i < COUNT; i++)
+        slots[i] = to[i] = i;
+    struct rope_params rope = {DIM, inverse_freq};
+    float *keys = upload_normal(parity, (size_t)COUNT * DIM);
+    double row = DIM * sizeof *keys, turns = row, number = DIM * sizeof(uint16_t);
+    /* The first time makes the table of turns. */
+    parity->operations->rotate_slots(parity->backend, &pages.pool, &rope, pages.table, slots, keys, to, COUNT);
+    traffic_begin(parity);
+    parity->operations->rotate_slots(parity->backend, &pages.pool, &rope, pages.table, slots, keys, to, COUNT);
+    double listed = sizeof(uint64_t) + sizeof(uint32_t);
+    traffic_check(parity, "rotate_slots", COUNT * (row + turns + number + listed), "%d slots", COUNT);
+    traffic_begin(parity);
+    parity->operations->unrotate_slots(parity->backend, &pages.pool, &rope, pages.table, slots, COUNT, keys);
+    traffic_check(parity, "unrotate_slots", COUNT * (row + turns + number + listed), "%d slots", COUNT);
+    parity_release(parity, keys);
+    pages_free(parity, &pages);
+}
+
 /* Tables of a prompt; then one number each of many heads. */
 static void case_tables(struct parity *parity) {
     enum { HEADS = 64, PAGES = 128 };
@@ -203,6 +229,7 @@ const struct parity_case parity_traffic_core_cases[] = {
     {.name = "traffic vectors", .run = case_vectors},
     {.name = "traffic rope_and_append", .run = case_append},
     {.name = "traffic pages", .run = case_pages},
+    {.name = "traffic rotation", .run = case_rotation},
     {.name = "traffic write_tables", .run = case_tables},
     {.name = "traffic move_statistics", .run = case_columns},
     {.name = "traffic sample", .run = case_sample},

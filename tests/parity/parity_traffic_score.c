@@ -270,7 +270,7 @@ static void check_matrices(struct parity *parity, uint32_t slots, uint32_t dim) 
     struct scene scene;
     struct query_moments moments[UNITS_MAX];
     enum { GROUP = 2, KV_HEADS = 2, TILE = 64 };
-    scene_create(parity, &scene, 2, KV_HEADS, GROUP, slots, dim);
+    scene_create(parity, &scene, 1, KV_HEADS, GROUP, slots, dim);
     double units = scene.layers * scene.kv_heads, heads = KV_HEADS * GROUP, width = scene.output.rows, value = dim * 2;
     double each = position + page + number, lower = factor_bytes(dim, true), full = factor_bytes(dim, false);
     double row = WINDOW * 2; /* probabilities of a slot and query head */
@@ -305,6 +305,10 @@ static void check_matrices(struct parity *parity, uint32_t slots, uint32_t dim) 
     CHECK("score_drop", value + each + GROUP * ((lower + dim * TILE * number) / TILE + row), "errors");
 
     score_one(parity, &scene, STAGE_EXPECTED_ATTENTION, 0.01f, 512);
+    /* Of the triangle, rows from their own pair of channels on; the mean and the covariance are written. */
+    traffic_check(parity, "score_expect_query",
+        units * GROUP * ((dim / 2 + 1) * dim + dim) * sizeof(double) + units * GROUP * (dim + 1) * dim * number,
+        "expected queries, d=%u", dim);
     CHECK("score_expect_logits", value + page + GROUP * ((lower + dim * number) / TILE + number), "logits");
     CHECK("score_expect_shares", position + page + GROUP * number + number, "shares");
     for (uint32_t layer = 0; layer < scene.layers; layer++) {
@@ -316,7 +320,7 @@ static void check_matrices(struct parity *parity, uint32_t slots, uint32_t dim) 
 }
 
 static void case_matrices(struct parity *parity) {
-    check_matrices(parity, 1024, 64);
+    check_matrices(parity, 512, 64);
     check_matrices(parity, 512, 128);
 }
 
