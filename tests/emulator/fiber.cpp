@@ -33,7 +33,7 @@ fiber_switch:
 .size fiber_switch, . - fiber_switch
 )");
 
-enum { GUARD_BYTES = 4096 };
+enum { STACK_GUARD_BYTES = 4096 };
 
 void fiber_reset(struct fiber *fiber, void (*start)(void)) {
     /* Tops are spread over the cache's sets: stacks of equal offsets would evict each other. */
@@ -47,14 +47,14 @@ void fiber_reset(struct fiber *fiber, void (*start)(void)) {
 }
 
 void fiber_create_all(struct fiber *fibers, unsigned count) {
-    size_t each = FIBER_STACK_BYTES + GUARD_BYTES;
+    size_t each = FIBER_STACK_BYTES + STACK_GUARD_BYTES;
     char *stacks =
         (char *)mmap(NULL, count * each, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED)
         abort();
     for (unsigned i = 0; i < count; i++) {
-        mprotect(stacks + i * each, GUARD_BYTES, PROT_NONE);
-        fibers[i].stack = stacks + i * each + GUARD_BYTES;
+        mprotect(stacks + i * each, STACK_GUARD_BYTES, PROT_NONE);
+        fibers[i].stack = stacks + i * each + STACK_GUARD_BYTES;
         fibers[i].number = i;
     }
 }

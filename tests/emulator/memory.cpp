@@ -22,6 +22,9 @@ struct allocation {
 };
 
 enum { GUARD_BYTES = 256, QUARANTINE_BYTES = 64 << 20, RETURNED_BYTES = 1 << 20, SMALL_BYTES = 256 << 10 };
+/* Of the machine. Memory is opened and closed to the host by as many at once, around everything that runs: by small
+ * pages that would take longer than a small kernel. */
+static const size_t large_page = (size_t)2 << 20;
 static const size_t total_bytes = (size_t)8 << 30;
 
 char *memory_arena;
@@ -48,23 +51,29 @@ void memory_create(void) {
     if (memory_arena)
         return;
     size_t bytes = (size_t)1 << MEMORY_ARENA_BYTES_LOG;
-    memory_arena = memory_reserve(bytes, PROT_NONE);
+    char *space = memory_reserve(bytes + large_page, PROT_NONE);
+    memory_arena = space + (large_page - (uintptr_t)space % large_page) % large_page;
     memory_states = (uint8_t *)memory_reserve(bytes / 16, PROT_READ | PROT_WRITE);
     end_used = memory_arena + MEMORY_ALIGNMENT;
-    madvise(memory_arena, bytes, MADV_HUGEPAGE); /* fewer pages to open and close */
+    madvise(memory_arena, bytes, MADV_HUGEPAGE);
     emulator_catch_signals();
     race_create();
     traffic_create();
 }
 
+static void protect(int protection) {
+    size_t used = (size_t)(end_used - memory_arena);
+    mprotect(memory_arena, (used + large_page - 1) / large_page * large_page, protection);
+}
+
 void memory_open(void) {
     if (opened++ == 0)
-        mprotect(memory_arena, (size_t)(end_used - memory_arena), PROT_READ | PROT_WRITE);
+        protect(PROT_READ | PROT_WRITE);
 }
 
 void memory_close(void) {
     if (--opened == 0 && !settings.fast)
-        mprotect(memory_arena, (size_t)(end_used - memory_arena), PROT_NONE);
+        protect(PROT_NONE);
 }
 
 /* ---- Ranges ---- */
@@ -124,7 +133,7 @@ static char *end_take(size_t bytes) {
     char *at = end_used;
     end_used += bytes;
     if (settings.fast || opened > 0)
-        mprotect(memory_arena, (size_t)(end_used - memory_arena), PROT_READ | PROT_WRITE);
+        protect(PROT_READ | PROT_WRITE);
     return at;
 }
 

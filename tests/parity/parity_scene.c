@@ -70,6 +70,10 @@ static void draw_items(struct parity *parity, struct scene *scene, const struct 
     for (uint32_t item = 0; item < scene->items_count; item++) {
         uint32_t rows = parity_random(parity, 0, 1) == 0 ? 1 : parity_random(parity, 1, limits->rows);
         uint32_t position = parity_random(parity, 0, 3) == 0 ? 0 : parity_random(parity, 0, limits->slots);
+        if (limits->first_is_long && item == 0) {
+            rows = limits->rows - parity_random(parity, 0, 15);
+            position = parity_random(parity, 1, limits->slots / 2) * 2 - 1;
+        }
         scene->items[item] = (struct kv_item){.first_row = scene->rows, .rows = rows, .position = position};
         scene->rows += rows;
     }

@@ -32,11 +32,12 @@ struct scene {
 
 /* What to draw. */
 struct scene_limits {
-    uint32_t dim;    /* 0: any */
-    uint32_t rows;   /* most rows of an item */
-    uint32_t slots;  /* most old slots of a head */
-    uint32_t group;  /* most query heads a KV head */
-    float sharpness; /* scale of queries: scores have this standard deviation */
+    uint32_t dim;       /* 0: any */
+    uint32_t rows;      /* most rows of an item */
+    uint32_t slots;     /* most old slots of a head */
+    uint32_t group;     /* most query heads a KV head */
+    float sharpness;    /* scale of queries: scores have this standard deviation */
+    bool first_is_long; /* the first item has nearly the most rows, after an odd number of tokens */
 };
 
 size_t scene_page_bytes(const struct kv_layout *layout);

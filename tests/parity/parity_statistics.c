@@ -403,7 +403,8 @@ static const struct scene_limits limits_of[] = {
     {.dim = 0, .rows = 40, .slots = 700, .group = 5, .sharpness = 1},
     {.dim = 64, .rows = 70, .slots = 1000, .group = 4, .sharpness = 4},
     {.dim = 0, .rows = 3, .slots = 300, .group = 60, .sharpness = 1},
-    {.dim = 0, .rows = 240, .slots = 100, .group = 2, .sharpness = 1}, /* several blocks of tokens add to a slot */
+    /* Several blocks of tokens add to a slot, and to words of bits that they share. */
+    {.dim = 0, .rows = 110, .slots = 100, .group = 2, .sharpness = 1, .first_is_long = true},
 };
 
 static const uint32_t needs_alone[] = {STATISTIC_SUM, STATISTIC_SQUARED, STATISTIC_WINDOW, STATISTIC_HEAD_WINDOW,

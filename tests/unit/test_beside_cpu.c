@@ -19,7 +19,7 @@
 #include "tests/unit/pruning.h"
 #include "tests/unit/tiny_network.h"
 
-enum { PROMPT = 70, TOTAL = 94, STREAMS = 64, SPELLED = 192 };
+enum { PROMPT = 70, TOTAL = 88, STREAMS = 64, SPELLED = 192 };
 
 static struct model *model;
 static char folder[64];

@@ -571,7 +571,6 @@ int main(int argc, char **argv) {
     /* What moves pages and statistics about. */
     const struct CMUnitTest elsewhere[] = {
         cmocka_unit_test(same_answers_after_swapping_and_replaying),
-        cmocka_unit_test(same_answers_with_a_reused_prefix),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
