@@ -2,7 +2,8 @@
  *
  * A step (struct kv_step of engine/backend.h): everything that a batch's operations need from the host goes up in one
  * copy, into device memory that stays where it is from step to step; the operations find their parts there. Page tables
- * are there already as a rule (tables.h). Steps that repeat are captured and run as graphs (graph.h).
+ * are there already as a rule (tables.h), and so are statistics' addresses and sizes: layers in which they changed
+ * since the step before are copied. Steps that repeat are captured and run as graphs (graph.h).
  *
  * Such a step is rounded up, so that few graphs serve many batches: to rows that do nothing (no slots, no needs, token
  * 0 at position 0), as long as every other row keeps its bits, and to longer upper bounds, at which blocks leave early.

@@ -323,7 +323,7 @@ static uint64_t draw_support(
     struct parity *parity, const float *logits, uint32_t vocabulary, struct sample_params params, uint32_t *largest) {
     uint64_t seen = 0;
     *largest = 0;
-    uint32_t draws = parity->cuda ? 40 : 300;
+    uint32_t draws = !parity->cuda ? 300 : vocabulary <= 64 ? 16 : 40;
     for (params.step = 0; params.step < draws; params.step++) {
         uint32_t token = (uint32_t)sample_one(parity, logits, vocabulary, &params);
         seen |= token < 64 ? 1ull << token : 0;
