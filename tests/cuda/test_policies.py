@@ -3,8 +3,8 @@
 and what is kept after the prompt and after decode steps that prune. Within the tolerances of tests/model/test_prunes.py,
 with int8 activations and with exact weights, the cache in f16.
 
-An emulated device computes some tokens a second: policies go in one batch, and by default there are two, one by
-attention and one by keys, with int8 activations alone. DISTILLCACHE_TEST_FULL=1 (scripts/test.sh --full), or a real device
+An emulated device computes some tokens a second: policies go in one batch, and by default there are the scores of two,
+one by attention and one by keys, with int8 activations alone. DISTILLCACHE_TEST_FULL=1 (scripts/test.sh --full), or a real device
 (DISTILLCACHE_TEST_DEVICE=real): all of them, and both.
 """
 import os
@@ -22,8 +22,7 @@ FULL = REAL or os.environ.get("DISTILLCACHE_TEST_FULL") == "1"
 MODES = {"int8": (), "exact": ("--exact",)} if FULL else {"int8": ()}
 NAMES = model.NAMES if FULL else ["h2o", "keydiff"]
 PROMPT = min(model.SCORES["prompts"], key=lambda prompt: len(prompt["ids"]))
-# One of what is kept by default.
-CASES = [case for case in PROMPT["cases"] if FULL or (case["policy"], case["scope"]) == ("h2o", "layer")]
+CASES = PROMPT["cases"] if FULL else []  # a decode step of one sequence takes an emulated device as long as eight
 model.TIMEOUT_S = 6000
 
 
