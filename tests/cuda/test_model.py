@@ -55,7 +55,7 @@ class Server:
         command += ["--kv-memory", "64M", "--port", str(self.port)]
         self.log = open(log, "w+")
         self.process = subprocess.Popen(command, stderr=self.log, env=environment)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5).read()
@@ -76,7 +76,7 @@ class Server:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        with urllib.request.urlopen(request, timeout=1800) as answer:
             choices = json.load(answer)["choices"]
         return [choice["logprobs"] for choice in sorted(choices, key=lambda choice: choice["index"])]
 
