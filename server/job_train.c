@@ -18,7 +18,12 @@
 
 enum { CHECKPOINT_NAME_MAX = 128 };
 
-/* --- Events --- */
+/* --- Events ---
+ *
+ * A job that was killed goes on from its last checkpoint, and its steps since then are done, and told, again. So that a
+ * job's measures are those of one that nobody disturbed, once each: everything told before a checkpoint is on the disk
+ * before that checkpoint replaces the last one, and what is told again in the same words is not stored again.
+ */
 
 /* One event on its way to the store. */
 struct train_note {
@@ -29,6 +34,7 @@ struct train_note {
     uint64_t step, steps, tokens;
     int64_t estimated_finish;
     char checkpoint[CHECKPOINT_NAME_MAX]; /* name of its file; empty: none */
+    bool again;                           /* it may be stored already */
 };
 
 static void train_note_free(struct train_note *note) {
@@ -51,7 +57,9 @@ static int train_note_checkpoint(struct database *database, const struct train_n
 
 static int train_note_run(struct database *database, void *state, struct error *error) {
     const struct train_note *note = state;
-    int code = job_event_insert(database, note->job, "info", note->type, note->message, note->data, error);
+    int code = note->again ? events_find(database, note->job, note->type, note->message, error) : 0;
+    if (code == 0)
+        code = job_event_insert(database, note->job, "info", note->type, note->message, note->data, error);
     if (code >= 0 && note->steps > 0)
         code = jobs_progress(database, note->job, (int64_t)note->step, (int64_t)note->steps, (int64_t)note->tokens,
             note->estimated_finish, error);
@@ -82,6 +90,7 @@ static struct train_note *train_note_create(const struct jobs *jobs, const struc
     note->message = strdup(event->message == NULL ? "" : event->message);
     note->type = event->kind == TRAIN_EVENT_MESSAGE ? "message" : "metrics";
     if (event->kind != TRAIN_EVENT_MESSAGE) {
+        note->again = jobs->task.step > 0;
         note->data = train_write_data(event);
         note->step = event->step;
         note->steps = event->steps;
@@ -116,17 +125,24 @@ static void train_remember(struct jobs *jobs, const struct train_event *event) {
     pthread_mutex_unlock(&jobs->mutex);
 }
 
+/* A checkpoint's waits until it is stored, with all before it (train.h: the new state is not in place yet). */
 static void train_on_event(void *context, const struct train_event *event) {
     struct jobs *jobs = context;
+    struct store *store = jobs->options.store;
+    struct error error = {0};
     train_remember(jobs, event);
     struct train_note *note = train_note_create(jobs, event);
-    if (note == NULL || store_post(jobs->options.store, train_note_run, train_note_done, note) != 0) {
-        if (note != NULL)
-            train_note_free(note);
+    if (note == NULL)
+        return;
+    if (event->kind == TRAIN_EVENT_CHECKPOINT) {
+        int code = store_call(store, train_note_run, note, &error);
+        train_note_done(note, code < 0 ? &error : NULL);
+    } else if (store_post(store, train_note_run, train_note_done, note) != 0) {
+        train_note_free(note);
         return;
     }
     jobs_announce(jobs);
-    store_pace(jobs->options.store);
+    store_pace(store);
 }
 
 static bool train_on_asked(void *context) {

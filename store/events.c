@@ -34,6 +34,18 @@ int events_insert(struct database *database, const struct event_record *event, i
     return code < 0 ? code : 0;
 }
 
+static int event_found(void *context, const struct row *row) {
+    (void)context;
+    (void)row;
+    return 1;
+}
+
+int events_find(
+    struct database *database, const char *job, const char *type, const char *message, struct error *error) {
+    return database_query(database, error, event_found, NULL,
+        "SELECT 1 FROM events WHERE job = ? AND type = ? AND message = ? LIMIT 1", "ttt", job, type, message);
+}
+
 int events_list(struct database *database, const char *job, const struct page *page, event_each each, void *context,
     struct error *error) {
     struct event_reader reader = {.each = each, .context = context};

@@ -71,6 +71,8 @@ struct event_record {
 };
 typedef int (*event_each)(void *context, const struct event_record *event);
 int events_insert(struct database *database, const struct event_record *event, int64_t *number, struct error *error);
+/* 1: the job has an event of this type with these words, 0: none. Reads the job's events. */
+int events_find(struct database *database, const char *job, const char *type, const char *message, struct error *error);
 int events_list(struct database *database, const char *job, const struct page *page, event_each each, void *context,
     struct error *error);
 /* Those with a number above this one, oldest first: for streams. */

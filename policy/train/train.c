@@ -313,6 +313,8 @@ static int save_network(const struct run_state *state, const struct policy_netwo
 
 /* ---- checkpoints and comparisons ---- */
 
+/* Told before the state replaces the last one: the caller may see to it that what was told so far stays, since a run
+ * that is resumed from this state does not tell it again. */
 static int save_checkpoint(struct run *run, struct error *error) {
     struct training *training = &run->state.training;
     char *file = NULL;
@@ -320,13 +322,12 @@ static int save_checkpoint(struct run *run, struct error *error) {
             training->options->method == TRAIN_RLKV ? "json" : "safetensors") < 0)
         return error_set(error, ERROR_MEMORY, "no memory for a checkpoint");
     int code = save_network(&run->state, training->network, training->step, file, error);
-    if (code == 0)
-        code = checkpoint_save(&run->state, error);
     if (code == 0) {
         snprintf(run->message, sizeof run->message, "checkpoint at step %llu", (unsigned long long)training->step);
         struct train_event event = event_of(run, TRAIN_EVENT_CHECKPOINT);
         event.file = file;
         emit(run, &event);
+        code = checkpoint_save(&run->state, error);
     }
     free(file);
     return code;

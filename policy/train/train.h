@@ -95,6 +95,9 @@ void train_option_value(uint32_t index, const struct train_options *options, cha
 const char *train_method_name(enum train_method method);
 int train_method_find(const char *name); /* -1: none */
 
+/* CHECKPOINT: its policy file is written, the run's state not yet. The state replaces the last one when the event
+ * function returns, so whoever keeps events has until then: a resumed run tells again what came after its state, and
+ * only that. */
 enum train_event_kind { TRAIN_EVENT_MESSAGE, TRAIN_EVENT_METRICS, TRAIN_EVENT_CHECKPOINT };
 /* A measure that does not exist at this step is NaN. */
 struct train_event {

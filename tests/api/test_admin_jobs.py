@@ -201,6 +201,15 @@ def test_files_that_are_gone(admin):
 # --- Survival ---
 
 
+def expect_told_once(admin, job, steps):
+    """Events and checkpoints of every 5 steps are those of a job that nobody disturbed."""
+    assert admin.steps(job) == list(range(1, steps + 1))
+    assert [message for message in admin.messages(job) if message.startswith("checkpoint")] == [
+        f"checkpoint at step {step} of {steps}" for step in range(5, steps + 1, 5)]
+    checkpoints = admin.ok("GET", f"/training/jobs/{job}/checkpoints?limit=100")["data"]
+    assert [checkpoint["step_number"] for checkpoint in checkpoints] == list(range(steps, 0, -5))
+
+
 def test_killed_at_any_moment_it_goes_on(own):
     job = own.create(hyperparameters={**TINY, "rank_steps": 60, "checkpoint_every": 5})
     waiting = own.create()
@@ -211,14 +220,21 @@ def test_killed_at_any_moment_it_goes_on(own):
     own.kill()
     own.start()
     assert own.wait(job)["status"] == "succeeded" and own.wait(waiting)["status"] == "succeeded"
-    steps = own.steps(job)
-    assert steps[0] == 1 and steps[-1] == 60
-    breaks = [(before, after) for before, after in zip(steps, steps[1:]) if after != before + 1]
-    assert len(breaks) <= 4  # one a kill; events that were not written yet may be lost with it
-    for before, after in breaks:  # goes back to a checkpoint at most
-        assert (after - 1) % 5 == 0 and before - 5 <= after - 1 <= before + 5
+    expect_told_once(own, job, 60)
     policies = [policy["id"] for policy in own.ok("GET", "/policies")["data"]]
     assert policies == [own.job(job)["fine_tuned_model"], own.job(waiting)["fine_tuned_model"]]
+
+
+@pytest.mark.parametrize("at", [5, 40])
+def test_killed_right_behind_a_checkpoint(own, at):
+    """When many steps have just been told: they are not told again, and must be stored."""
+    own.kill()
+    own.start(FAKE_TRAIN_STEP_MS="0", FAKE_TRAIN_DIE_AT=str(at))
+    job = own.create(hyperparameters={**TINY, "rank_steps": 60, "checkpoint_every": 5})
+    own.server.process.wait(PATIENCE)
+    own.start()
+    assert own.wait(job)["status"] == "succeeded"
+    expect_told_once(own, job, 60)
 
 
 def test_what_was_paused_or_cancelled_stays_so(own):

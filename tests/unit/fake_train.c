@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +13,9 @@
 
 enum { NAME_MAX_BYTES = 5000 };
 
-static unsigned fake_step_ms(void) {
-    const char *text = getenv("FAKE_TRAIN_STEP_MS");
-    return text == NULL ? 1 : (unsigned)strtoul(text, NULL, 10);
+static unsigned fake_number(const char *variable, unsigned otherwise) {
+    const char *text = getenv(variable);
+    return text == NULL ? otherwise : (unsigned)strtoul(text, NULL, 10);
 }
 
 static bool fake_read_data(const char *file, char out[16], struct error *error) {
@@ -102,13 +103,16 @@ static int fake_save(const struct train_run *run, uint64_t step, struct error *e
     fake_report(run, TRAIN_EVENT_CHECKPOINT, step, name);
     snprintf(name, sizeof name, "%s/checkpoint", run->directory);
     snprintf(text, sizeof text, "%llu", (unsigned long long)step);
-    return fake_write(name, text, error);
+    code = fake_write(name, text, error);
+    if (code == 0 && step == fake_number("FAKE_TRAIN_DIE_AT", 0))
+        raise(SIGKILL);
+    return code;
 }
 
 /* ---- the run ---- */
 
 static int fake_wait(const struct train_run *run, const char *data) {
-    unsigned left = strncmp(data, "!wait", 5) == 0 ? 1000000 : fake_step_ms();
+    unsigned left = strncmp(data, "!wait", 5) == 0 ? 1000000 : fake_number("FAKE_TRAIN_STEP_MS", 1);
     for (; left > 0; left--) {
         if (run->stopped(run->context))
             return ERROR_CANCELLED;

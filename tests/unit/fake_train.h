@@ -5,8 +5,9 @@
  *
  * A training makes rank_steps steps of FAKE_TRAIN_STEP_MS milliseconds each (environment; default 1), reports the
  * reward -1 / step, and every checkpoint_every steps writes the step's number to `checkpoint` and a policy file beside
- * it, and reports the KL 1 / step. It takes up the number when it is there. In the end a small network is written. What
- * the training file begins with changes that:
+ * it, and reports the KL 1 / step. It takes up the number when it is there. The process is killed as soon as the number
+ * FAKE_TRAIN_DIE_AT is written (environment; default: never). In the end a small network is written. What the training
+ * file begins with changes that:
  *   "!bad"      ERROR_FORMAT with the file's name and line     "!full"     ERROR_IO, as on a full disk, after a step
  *   "!garbage"  the policy file that is written is none        "!pages"    ERROR_PAGES
  *   "!wait"     makes one step and then waits until it is stopped

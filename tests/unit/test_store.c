@@ -240,6 +240,28 @@ static void an_event_needs_its_job(void **state) {
     store_close(store);
 }
 
+static int find_message(struct database *database, void *state, struct error *error) {
+    return events_find(database, "job-1", "message", state, error);
+}
+
+static int find_metrics(struct database *database, void *state, struct error *error) {
+    return events_find(database, "job-1", "metrics", state, error);
+}
+
+static void events_are_found_by_type_and_words(void **state) {
+    (void)state;
+    struct store *store = open_store();
+    call(store, insert_job, "job-1");
+    call(store, insert_job, "job-2");
+    call(store, insert_event, "job-2");
+    assert_int_equal(store_call(store, find_message, "m", NULL), 0); /* another job's */
+    call(store, insert_event, "job-1");
+    assert_int_equal(store_call(store, find_message, "m", NULL), 1);
+    assert_int_equal(store_call(store, find_message, "M", NULL), 0);
+    assert_int_equal(store_call(store, find_metrics, "m", NULL), 0);
+    store_close(store);
+}
+
 /* --- Threads --- */
 
 enum { WRITERS = 6, EVENTS = 200 };
@@ -646,6 +668,7 @@ int main(void) {
         TEST(lists_are_newest_first_with_pages_and_metadata),
         TEST(work_that_fails_changes_nothing),
         TEST(an_event_needs_its_job),
+        TEST(events_are_found_by_type_and_words),
         TEST(many_threads_write_at_once),
         TEST(closing_does_what_was_posted),
         TEST(a_full_disk_is_told_and_survived),

@@ -26,7 +26,7 @@ enum { STEPS = 7, EVENTS_MAX = 200 };
 static struct model *model;
 static struct tokenizer *tokenizer;
 static char folder[] = "/tmp/distillcache-run-XXXXXX";
-static char data[64], out[64];
+static char data[64], out[64], state_file[64];
 
 /* What a run told. */
 struct heard {
@@ -42,8 +42,9 @@ static void listen(void *context, const struct train_event *event) {
     if (event->kind == TRAIN_EVENT_METRICS && heard->count < EVENTS_MAX)
         heard->metrics[heard->count++] = *event;
     if (event->kind == TRAIN_EVENT_CHECKPOINT) {
-        heard->checkpoints++;
         assert_int_equal(access(event->file, R_OK), 0);
+        if (++heard->checkpoints == 1) /* of a run that began anew: what is told comes before the state */
+            assert_int_equal(access(state_file, F_OK), -1);
     }
 }
 
@@ -65,6 +66,7 @@ static int set_up(void **state) {
         return -1;
     snprintf(data, sizeof data, "%s/data.txt", folder);
     snprintf(out, sizeof out, "%s/policy.safetensors", folder);
+    snprintf(state_file, sizeof state_file, "%s/checkpoint.state", folder);
     FILE *file = fopen(data, "we");
     for (uint32_t i = 0; file != NULL && i < 900; i++)
         fprintf(file, "%c%u %c%s", 'a' + i * i % 26, i * 7919 % 1000, 'A' + i * 31 % 26, i % 9 == 0 ? "\n" : "-");
