@@ -2,12 +2,13 @@
 #include "tests/parity/reference_linear.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 double reference_half(uint16_t bits) {
     int exponent = bits >> 10 & 31;
     double fraction = bits & 1023;
-    double value = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, exponent - 25);
+    double value = exponent == 0 ? fraction * 0x1p-24 : (1024 + fraction) * (double)(1u << exponent) * 0x1p-25;
     if (exponent == 31)
         value = fraction == 0 ? (double)INFINITY : (double)NAN;
     return bits & 0x8000 ? -value : value;
@@ -92,7 +93,7 @@ static float largest(const float *x) {
     for (int i = 0; i < 32; i++) {
         if (isnan(x[i]))
             return NAN;
-        amax = fmaxf(amax, fabsf(x[i]));
+        amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
     }
     return amax;
 }
@@ -112,23 +113,65 @@ static float round_activations(const float *x, int q[32]) {
     return scale;
 }
 
-static float product_of_blocks(const struct tensor *tensor, uint32_t row, const float *x) {
+static void *host(size_t bytes) {
+    void *memory = malloc(bytes);
+    if (memory == NULL)
+        abort();
+    return memory;
+}
+
+/* Rows of activations, rounded: each once, not for every column. */
+struct rounded {
+    uint32_t blocks; /* of a row */
+    float *scales;   /* [rows][blocks] */
+    int *q;          /* [rows][blocks][32] */
+};
+
+static struct rounded round_rows(const float *x, uint32_t rows, uint32_t columns) {
+    size_t blocks = (size_t)rows * (columns / 32);
+    struct rounded rounded = {
+        .blocks = columns / 32, .scales = host(blocks * sizeof(float)), .q = host(blocks * 32 * sizeof(int))};
+    for (size_t i = 0; i < blocks; i++)
+        rounded.scales[i] = round_activations(x + i * 32, rounded.q + i * 32);
+    return rounded;
+}
+
+static float product_of_blocks(
+    enum tensor_type type, const struct block *weights, const struct rounded *rounded, uint32_t row) {
     float sum = 0;
-    for (uint32_t index = 0; index < tensor->columns / 32; index++) {
-        struct block block = read_block(tensor, row, index);
-        int q[32];
-        float scale = round_activations(x + (size_t)index * 32, q);
+    for (uint32_t index = 0; index < rounded->blocks; index++) {
+        const struct block *block = &weights[index];
+        const int *q = rounded->q + ((size_t)row * rounded->blocks + index) * 32;
+        float scale = rounded->scales[(size_t)row * rounded->blocks + index];
         int dot = 0;
         int sum_q = 0;
         for (int i = 0; i < 32; i++) {
-            dot += block.q[i] * q[i];
+            dot += block->q[i] * q[i];
             sum_q += q[i];
         }
-        sum = fmaf((float)dot, (float)block.d * scale, sum);
-        if (tensor->type == TENSOR_Q4_1)
-            sum = fmaf((float)block.m, scale * (float)sum_q, sum);
+        sum = fmaf((float)dot, (float)block->d * scale, sum);
+        if (type == TENSOR_Q4_1)
+            sum = fmaf((float)block->m, scale * (float)sum_q, sum);
     }
     return sum;
+}
+
+static void put(float *place, float result, bool add) {
+    *place = add ? *place + result : result;
+}
+
+static void linear_of_blocks(
+    const struct tensor *tensor, const float *x, uint32_t rows, bool add, float *out, size_t stride) {
+    struct rounded rounded = round_rows(x, rows, tensor->columns);
+    struct block weights[tensor->columns / 32];
+    for (uint32_t column = 0; column < tensor->rows; column++) {
+        for (uint32_t index = 0; index < rounded.blocks; index++)
+            weights[index] = read_block(tensor, column, index);
+        for (uint32_t row = 0; row < rows; row++)
+            put(out + row * stride + column, product_of_blocks(tensor->type, weights, &rounded, row), add);
+    }
+    free(rounded.scales);
+    free(rounded.q);
 }
 
 static float product_of_floats(const double *weights, const float *x, uint32_t columns) {
@@ -141,15 +184,15 @@ static float product_of_floats(const double *weights, const float *x, uint32_t c
 void reference_linear_bits(
     const struct tensor *tensor, bool exact, const float *x, uint32_t rows, bool add, float *out, size_t stride) {
     double weights[tensor->columns];
+    if (has_blocks(tensor) && !exact) {
+        linear_of_blocks(tensor, x, rows, add, out, stride);
+        return;
+    }
     for (uint32_t column = 0; column < tensor->rows; column++) {
         reference_weight_row(tensor, column, weights);
-        for (size_t row = 0; row < rows; row++) {
-            const float *activations = x + row * tensor->columns;
-            float result = has_blocks(tensor) && !exact ? product_of_blocks(tensor, column, activations)
-                                                        : product_of_floats(weights, activations, tensor->columns);
-            float *place = out + row * stride + column;
-            *place = add ? *place + result : result;
-        }
+        for (size_t row = 0; row < rows; row++)
+            put(out + row * stride + column, product_of_floats(weights, x + row * tensor->columns, tensor->columns),
+                add);
     }
 }
 
@@ -169,29 +212,46 @@ static double half_error(enum tensor_type type, double x, double row_largest) {
     return fabs(x) * 0x1p-11 + 0x1p-25 * fmax(1, row_largest * 0x1p-14);
 }
 
+/* How far each activation of a row may be from x. */
+static void activation_errors(
+    enum tensor_type rounded_to, bool blocks, const float *x, uint32_t columns, double *error) {
+    double largest_x = 0;
+    for (uint32_t i = 0; i < columns; i++)
+        largest_x = fmax(largest_x, fabs(x[i]));
+    for (uint32_t i = 0; i < columns; i++) {
+        if (rounded_to != TENSOR_F32)
+            error[i] = half_error(rounded_to, x[i], largest_x);
+        else if (!blocks)
+            error[i] = 0;
+        else
+            error[i] = i % 32 == 0 ? activation_error(x + i) : error[i - 1];
+    }
+}
+
 void reference_linear_true(const struct tensor *tensor, bool exact, enum tensor_type rounded_to, const float *x,
     uint32_t rows, double *value, double *bound) {
-    double weights[tensor->columns];
-    bool halves = rounded_to != TENSOR_F32;
+    uint32_t columns = tensor->columns;
+    double weights[columns], w_error[columns];
+    double *x_error = host((size_t)rows * columns * sizeof *x_error);
     bool blocks = has_blocks(tensor) && !exact;
+    for (size_t row = 0; row < rows; row++)
+        activation_errors(rounded_to, blocks, x + row * columns, columns, x_error + row * columns);
     for (uint32_t column = 0; column < tensor->rows; column++) {
         reference_weight_row(tensor, column, weights);
+        for (uint32_t i = 0; i < columns; i++)
+            w_error[i] = rounded_to != TENSOR_F32 && blocks ? half_error(rounded_to, weights[i], 0) : 0;
         for (size_t row = 0; row < rows; row++) {
-            const float *activations = x + row * tensor->columns;
-            double sum = 0, magnitude = 0, error = 0, largest_x = 0;
-            for (uint32_t i = 0; i < tensor->columns; i++)
-                largest_x = fmax(largest_x, fabs(activations[i]));
-            for (uint32_t i = 0; i < tensor->columns; i++) {
-                double x_error = halves   ? half_error(rounded_to, activations[i], largest_x)
-                                 : blocks ? activation_error(activations + i / 32 * 32)
-                                          : 0;
-                double w_error = halves && blocks ? half_error(rounded_to, weights[i], 0) : 0;
+            const float *activations = x + row * columns;
+            const double *own = x_error + row * columns;
+            double sum = 0, magnitude = 0, error = 0;
+            for (uint32_t i = 0; i < columns; i++) {
                 sum += weights[i] * activations[i];
                 magnitude += fabs(weights[i] * activations[i]);
-                error += fabs(weights[i]) * x_error + w_error * (fabs(activations[i]) + x_error);
+                error += fabs(weights[i]) * own[i] + w_error[i] * (fabs(activations[i]) + own[i]);
             }
             value[row * tensor->rows + column] = sum;
-            bound[row * tensor->rows + column] = error + (magnitude + error) * (tensor->columns + 4) * 0x1p-23 + 1e-30;
+            bound[row * tensor->rows + column] = error + (magnitude + error) * (columns + 4) * 0x1p-23 + 1e-30;
         }
     }
+    free(x_error);
 }
