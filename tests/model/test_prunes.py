@@ -286,7 +286,7 @@ def run_some(*options):
     return run_tool([run_line(policy, ids, fed) for policy in SOME], *options)
 
 
-@pytest.mark.parametrize("options", [("--chunk", "7"), ("--chunk", "64", "--group", "5"), ("--swap",), ("--share",),
+@pytest.mark.parametrize("options", [("--chunk", "7"), ("--chunk", "64", "--group", "5", "--share"),
                                      ("--threads", "1", "--group", "16", "--swap")], ids=" ".join)
 def test_nothing_depends_on_how_the_work_is_cut(options):
     for policy, one, other in zip(SOME, run_some(), run_some(*options)):

@@ -102,7 +102,7 @@ def test_the_summary_counts_as_one_slot_and_tells():
     assert differences(plain["top"], logprobs).max() > 0.05
 
 
-@pytest.mark.parametrize("options", [("--chunk", "7"), ("--group", "7"), ("--swap",), ("--share",),
+@pytest.mark.parametrize("options", [("--chunk", "7"), ("--share",),
                                      ("--threads", "1", "--group", "5", "--swap")], ids=" ".join)
 def test_nothing_depends_on_how_the_work_is_cut(options):
     assert run_ours(DEFAULT) == run_ours(options)
