@@ -30,6 +30,7 @@ def losses(admin, job):
     return {event["data"]["step"]: event["data"]["loss"] for event in events if event["data"] and "loss" in event["data"]}
 
 
+@pytest.mark.repeats
 def test_a_killed_job_gives_the_same_numbers(admin):
     file = admin.upload(corpus())
     job = admin.create(file, hyperparameters=RANKER, suffix="whole")
@@ -80,6 +81,7 @@ def damage(data, how):
             "one bit": data[:-100] + bytes([data[-100] ^ 4]) + data[-99:]}[how]
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("how", ["half", "empty", "noise", "one bit"])
 def test_a_damaged_checkpoint_fails(admin, how):
     job = admin.create(admin.upload(corpus()), hyperparameters={**RANKER, "rank_steps": 100000})

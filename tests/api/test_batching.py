@@ -8,6 +8,7 @@ import pytest
 
 from conftest import Stream, eventually
 
+pytestmark = pytest.mark.repeats
 COMPLETION = "/v1/completions"
 STORY = "Once upon a time, in a land far away,"
 

@@ -124,7 +124,7 @@ def test_model_prefilling(narrow):
 
 
 def test_model_queued(narrow):
-    stream = Stream(narrow, COMPLETION, prompt="Once upon a time", max_tokens=300, ignore_eos=True)
+    stream = Stream(narrow, COMPLETION, prompt="Once upon a time", max_tokens=120, ignore_eos=True)
     events = iter(stream)
     next(events)
     queued = narrow.connect()

@@ -111,6 +111,7 @@ def test_full_keeps_everything(full):
     assert usage["kv_bytes"] == usage["kv_bytes_full"] > 0
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_quarter_is_kept(alone, full, policy):
     usage = alone(policy)["usage"]
@@ -173,6 +174,7 @@ def test_openai_client_reads_them(server, alone):
 # Answers
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("policy", POLICIES)
 def test_short_prompts_are_as_full(server, policy):
     """Fewer tokens than the smallest budget: the very same numbers."""
@@ -181,6 +183,7 @@ def test_short_prompts_are_as_full(server, policy):
     assert (tokens(pruned), logprobs(pruned)) == (tokens(expected), logprobs(expected))
 
 
+@pytest.mark.repeats
 def test_budgets_make_a_difference(alone, full):
     different = [policy for policy in POLICIES if logprobs(alone(policy)) != logprobs(full)]
     assert different == POLICIES
@@ -199,6 +202,7 @@ def test_the_same_in_a_batch_of_different_policies(server, alone, full):
         assert tokens(plain.result()) == tokens(full)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("policy", ["random", "streaming", "h2o", "snapkv", "keyformer", "laprox"])
 def test_the_same_again_and_on_another_server(server, start_server, alone, policy):
     """The first server may reuse prefixes; this one computes small chunks and shares nothing."""
@@ -208,6 +212,7 @@ def test_the_same_again_and_on_another_server(server, start_server, alone, polic
     other.stop()
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("policy", ["h2o", "snapkv", "random"])
 def test_choices_differ_only_by_their_seeds(server, policy):
     body = dict(kv_cache={"policy": policy, "ratio": 0.25}, temperature=1.0, max_tokens=16)
@@ -217,6 +222,7 @@ def test_choices_differ_only_by_their_seeds(server, policy):
     assert tokens(answer(server, **body)) == both[:1]
 
 
+@pytest.mark.repeats
 def test_randomness_follows_the_seed(server):
     kv_cache = {"policy": "random", "ratio": 0.1}
     first, second = (logprobs(answer(server, kv_cache=kv_cache, seed=seed)) for seed in (1, 2))
@@ -224,6 +230,7 @@ def test_randomness_follows_the_seed(server):
     assert logprobs(answer(server, kv_cache={**kv_cache, "seed": 1}, seed=2)) == first
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("policy", ["streaming", "snapkv", "hybrid"])
 def test_streams_are_the_same(server, alone, policy):
     text, usage = "", None
