@@ -93,7 +93,7 @@ static char *make_lines(uint32_t lines) {
     char *text = calloc(lines, 12);
     assert_non_null(text);
     for (uint32_t i = 0; i < lines; i++)
-        snprintf(text + strlen(text), 12, "%04u-wxyz\n", i);
+        snprintf(text + strlen(text), 12, "%04u-wxyz\n", i % 10000);
     return text;
 }
 
