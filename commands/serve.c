@@ -8,6 +8,7 @@
 #include "engine/background.h"
 #include "engine/chat_template.h"
 #include "engine/log.h"
+#include "grammar/vocabulary.h"
 #include "policy/train/train.h"
 #include "server/server.h"
 
@@ -18,6 +19,7 @@ struct serve {
     const struct config *config;
     struct model *model;
     struct tokenizer *tokenizer;
+    struct grammar_vocabulary *grammar_vocabulary;
     struct engine *engine;
     struct background *background; /* of jobs; NULL: there is no state directory */
     struct scheduler *scheduler;
@@ -84,6 +86,9 @@ static int serve_load(
     if (serve->tokenizer == NULL)
         return engine_error_of_file(config, error);
     struct engine_options engine_options = engine_options_of(config);
+    serve->grammar_vocabulary = grammar_vocabulary_create(serve->tokenizer, serve->model->shape.vocabulary, error);
+    if (serve->grammar_vocabulary == NULL)
+        return error->code;
     serve->engine = engine_open(serve->model, &engine_options, error);
     if (serve->engine == NULL)
         return error->code;
@@ -106,6 +111,7 @@ static int serve_load(
         return error->code;
     *model = (struct server_model){.scheduler = serve->scheduler,
         .tokenizer = serve->tokenizer,
+        .grammar_vocabulary = serve->grammar_vocabulary,
         .fingerprint = serve->model->fingerprint,
         .chat_template = serve->chat_template,
         .chat_refusal = serve->chat_error.message,
@@ -144,6 +150,7 @@ int command_serve(const struct config *config) {
     config_free_policies(serve.policies, serve.policies_count);
     engine_close(serve.engine);
     chat_template_free(serve.chat_template);
+    grammar_vocabulary_free(serve.grammar_vocabulary);
     tokenizer_free(serve.tokenizer);
     model_free(serve.model);
     return code == 0 ? EXIT_OK : EXIT_FAILED;

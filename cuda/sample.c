@@ -16,7 +16,7 @@ static bool is_marked(const uint32_t *words, uint32_t id) {
 }
 
 static bool has_marks(const struct sample_params *params) {
-    return params->banned_count > 0 || params->changes_count > 0;
+    return params->banned_count > 0 || params->changes_count > 0 || params->allowed != NULL;
 }
 
 /* The changes of tokens that are not banned. */
@@ -40,6 +40,8 @@ static void stage_marks(struct cuda_stage *stage, const struct sample_params *pa
     size_t count = mark_words(vocabulary);
     uint32_t allowed = 0;
     memset(words, 0, count * sizeof *words);
+    for (size_t i = 0; params->allowed != NULL && i < count; i++)
+        words[i] = ~params->allowed[i];
     for (uint32_t i = 0; i < params->banned_count; i++) {
         uint32_t id = (uint32_t)params->banned[i];
         if (params->banned[i] >= 0 && id < vocabulary)

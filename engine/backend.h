@@ -284,9 +284,9 @@ struct logit_change {
 };
 
 /* How to choose the next token of one row. Neutral values: temperature 1, top_p 1, top_k 0, min_p 0. Order: changes,
- * bans, temperature, top_k, top_p (of what top_k kept), min_p; tokens are ranked by logit, equal ones by lower id. The
- * choice inverts the cumulative distribution of what is left, in order of id, at random_uniform(seed, stream, step, 0).
- * NaN counts as -infinity, and is never reported among the most likely. */
+ * bans and mask, temperature, top_k, top_p (of what top_k kept), min_p; tokens are ranked by logit, equal ones by lower
+ * id. The choice inverts the cumulative distribution of what is left, in order of id, at random_uniform(seed, stream,
+ * step, 0). NaN counts as -infinity, and is never reported among the most likely. */
 struct sample_params {
     float temperature; /* 0: the most likely token (lowest id on a tie) */
     float top_p;       /* (0, 1]: smallest set of most likely tokens whose probability reaches top_p */
@@ -302,9 +302,11 @@ struct sample_params {
     uint32_t banned_count;
     const struct logit_change *changes; /* host, by ascending token, each once, in [0, vocabulary) */
     uint32_t changes_count;
+    const uint32_t *allowed; /* host, NULL: all. Bit id % 32 of word id / 32, for the whole vocabulary: what is not set
+                                must not be chosen */
 };
 
-/* Log-probabilities are of the model's own distribution: before temperature, filters, changes and bans. */
+/* Log-probabilities are of the model's own distribution: before temperature, filters, changes, bans and masks. */
 struct sample_result {
     int32_t token;
     bool undefined; /* no token that may be chosen has a logit above -infinity: nothing to choose by, token is arbitrary

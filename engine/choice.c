@@ -63,6 +63,9 @@ static int prepare_choices(struct task *task) {
         choice->state = i % request->n == 0 ? CHOICE_WAITING : CHOICE_FOLLOWING;
         choice->text = text_stream_create((const char *const *)request->stops, request->stops_count);
         choice->reserve = calloc(1, sizeof *choice->reserve);
+        if (task->automaton != NULL &&
+            (choice->mask = calloc(request->grammar_vocabulary->words, sizeof *choice->mask)) == NULL)
+            return ERROR_MEMORY;
         const struct prompt *prompt = choice_prompt(choice);
         if (choice->text == NULL || choice->reserve == NULL ||
             penalties_begin(&choice->penalties, &request->penalties, prompt->tokens, prompt->count) != 0)
@@ -91,8 +94,12 @@ struct task *task_create(struct request *request, const struct tokenizer *tokeni
     task->unfinished = task->choices_count;
     task->choices = calloc(task->choices_count, sizeof *task->choices);
     task->prompts = calloc(request->prompts_count, sizeof *task->prompts);
-    if (task->choices == NULL || task->prompts == NULL || prepare_prompts(task) != 0 || prepare_choices(task) != 0 ||
-        prepare_held(task) != 0) {
+    struct error error;
+    if (request->grammar != NULL)
+        task->automaton = automaton_create(request->grammar, request->grammar_vocabulary, &error);
+    bool no_automaton = request->grammar != NULL && task->automaton == NULL;
+    if (no_automaton || task->choices == NULL || task->prompts == NULL || prepare_prompts(task) != 0 ||
+        prepare_choices(task) != 0 || prepare_held(task) != 0) {
         task_free(task);
         return NULL;
     }
@@ -110,6 +117,7 @@ void task_free(struct task *task) {
         text_stream_free(choice->text);
         free(choice->pending);
         free(choice->results);
+        free(choice->mask);
         output_node_free(choice->reserve);
     }
     for (uint32_t p = 0; task->prompts != NULL && p < task->request->prompts_count; p++) {
@@ -118,6 +126,7 @@ void task_free(struct task *task) {
         free(task->prompts[p].results);
     }
     token_list_free(&task->held);
+    automaton_free(task->automaton);
     free(task->choices);
     free(task->prompts);
     free(task);
@@ -210,8 +219,40 @@ void choice_accept_prompt_result(struct choice *choice, uint32_t position, const
         prompt->results_done = position + 1;
 }
 
+/* Leads the choice's place through its text, when it has none or there was no memory to keep it. */
+static int find_place(struct choice *choice, struct error *error) {
+    struct automaton *automaton = choice->task->automaton;
+    if (!automaton_is_lost(automaton, &choice->place))
+        return 0;
+    int code = automaton_start(automaton, &choice->place, error);
+    for (size_t i = 0; code == 0 && i < choice->generated.count; i++) {
+        size_t bytes;
+        const char *text = tokenizer_token_bytes(choice->task->tokenizer, choice->generated.ids[i], &bytes);
+        code = automaton_advance(automaton, &choice->place, text, bytes, error);
+    }
+    return code;
+}
+
+/* What went wrong with a client's grammar is the client's fault, unless it was memory. */
+static const uint32_t *refuse_grammar(struct error *error) {
+    if (error->code != ERROR_MEMORY)
+        error->code = ERROR_INVALID;
+    return NULL;
+}
+
+static const uint32_t *make_mask(struct choice *choice) {
+    struct automaton *automaton = choice->task->automaton;
+    struct error *error = &choice->grammar_error;
+    if (automaton == NULL)
+        return NULL;
+    automaton_trim(automaton, &choice->task->choices[0].place, sizeof *choice, choice->task->choices_count);
+    if (find_place(choice, error) != 0 || automaton_mask(automaton, &choice->place, choice->mask, error) != 0)
+        return refuse_grammar(error);
+    return choice->mask;
+}
+
 void choice_sample_params(
-    const struct choice *choice, const int32_t *banned, uint32_t banned_count, struct sample_params *params) {
+    struct choice *choice, const int32_t *banned, uint32_t banned_count, struct sample_params *params) {
     const struct request *request = choice->task->request;
     *params = request->sampling;
     params->stream = choice->number % request->n;
@@ -225,6 +266,7 @@ void choice_sample_params(
     }
     params->changes = choice->penalties.changes;
     params->changes_count = choice->penalties.count;
+    params->allowed = make_mask(choice);
     want_logprobs(request, params);
 }
 
@@ -289,6 +331,19 @@ static bool is_stop_token(const struct request *request, int32_t token) {
     return false;
 }
 
+/* The token's bytes through the grammar; they are allowed, since the token was in the mask. */
+static int follow_token(struct choice *choice, const char *text, size_t bytes, bool *complete) {
+    struct automaton *automaton = choice->task->automaton;
+    struct error error;
+    int code = automaton_is_lost(automaton, &choice->place) /* the token is among those generated */
+                   ? find_place(choice, &error)
+                   : automaton_advance(automaton, &choice->place, text, bytes, &error);
+    if (code != 0)
+        return ERROR_MEMORY;
+    *complete = automaton_must_end(automaton, &choice->place);
+    return 0;
+}
+
 int choice_accept_token(struct choice *choice, const struct sample_result *result, uint32_t tokens_max, double now) {
     const struct request *request = choice->task->request;
     const struct tokenizer *tokenizer = choice->task->tokenizer;
@@ -307,6 +362,9 @@ int choice_accept_token(struct choice *choice, const struct sample_result *resul
     }
     size_t bytes;
     const char *text = tokenizer_token_bytes(tokenizer, result->token, &bytes);
+    bool complete = false;
+    if (choice->task->automaton != NULL && follow_token(choice, text, bytes, &complete) != 0)
+        return ERROR_MEMORY;
     if (request->skip_special && tokenizer_is_special(tokenizer, result->token) &&
         !keeps_special(request, result->token))
         bytes = 0;
@@ -317,6 +375,8 @@ int choice_accept_token(struct choice *choice, const struct sample_result *resul
         drop_cut_results(choice);
         return FINISH_STOP;
     }
+    if (complete)
+        return FINISH_STOP;
     if (choice->generated.count >= request->max_tokens || choice_total(choice) >= tokens_max)
         return FINISH_LENGTH;
     return FINISH_NONE;
@@ -514,6 +574,7 @@ void request_free(struct request *request) {
     policy_settings_release(&request->kv_policy);
     free(request->penalties.biases);
     free(request->stop_tokens);
+    grammar_free(request->grammar);
     free(request->prompts);
     free(request->stops);
     free(request);

@@ -15,6 +15,7 @@
 
 #include "engine/scheduler.h"
 #include "engine/text_stream.h"
+#include "grammar/automaton.h"
 
 enum choice_state {
     CHOICE_FOLLOWING, /* waits for the prompt's first choice to compute the prompt */
@@ -48,8 +49,12 @@ struct choice {
     size_t results_published;
     uint32_t generated_published;
     bool echo_published;
-    struct output_node *reserve; /* for the last output, which must never fail */
-    struct choice *next;         /* in the waiting queue */
+    /* With a grammar. */
+    struct automaton_place place; /* of the text generated so far */
+    uint32_t *mask;               /* [words] of the token to come */
+    struct error grammar_error;   /* code not 0: it cannot be followed any more */
+    struct output_node *reserve;  /* for the last output, which must never fail */
+    struct choice *next;          /* in the waiting queue */
     struct choice *previous;
 };
 
@@ -70,6 +75,7 @@ struct task {
     struct choice *choices; /* [prompts_count * n] */
     uint32_t choices_count;
     uint32_t unfinished;
+    struct automaton *automaton;      /* of the request's grammar, for all choices; NULL: there is none */
     struct prompt_text *prompts;      /* [prompts_count] */
     struct token_list held;           /* tokens that must not come before min_tokens: ends and stop tokens */
     struct policy_settings kv_policy; /* the scheduler's choice; policy NULL: all is kept. Gates are borrowed */
@@ -107,9 +113,10 @@ bool choice_wants_prompt_rows(const struct choice *choice);
 void choice_prompt_params(const struct choice *choice, uint32_t position, struct sample_params *params);
 void choice_accept_prompt_result(struct choice *choice, uint32_t position, const struct sample_result *result);
 
-/* How to sample the choice's next token. banned: end tokens, used under ignore_eos. */
+/* How to sample the choice's next token. banned: end tokens, used under ignore_eos. params points into the choice. When
+ * its grammar cannot be followed, grammar_error says so, and what is sampled is not to be used. */
 void choice_sample_params(
-    const struct choice *choice, const int32_t *banned, uint32_t banned_count, struct sample_params *params);
+    struct choice *choice, const int32_t *banned, uint32_t banned_count, struct sample_params *params);
 
 /* Takes a sampled token. Returns how the choice ends by it, FINISH_NONE when it goes on. tokens_max: of a sequence.
  * ERROR_MEMORY (negative) on failed allocation. */

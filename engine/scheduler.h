@@ -24,10 +24,12 @@
 #include "engine/tokenizer.h"
 
 struct scheduler; /* opaque */
+struct grammar;   /* grammar/grammar.h */
+struct grammar_vocabulary;
 
 enum finish_reason {
     FINISH_NONE,      /* not finished */
-    FINISH_STOP,      /* a stop string or an end token */
+    FINISH_STOP,      /* a stop string, an end token, or the end of what its grammar allows */
     FINISH_LENGTH,    /* max_tokens or the context is reached */
     FINISH_CANCELLED, /* scheduler_cancel, or the scheduler is being closed */
     FINISH_ERROR,     /* output.error says why */
@@ -63,8 +65,10 @@ struct request {
     int32_t kept_special[KEPT_SPECIAL_MAX]; /* special tokens whose text comes out all the same */
     uint32_t kept_special_count;
     struct policy_settings kv_policy; /* policy NULL: the scheduler's default; request_free releases it */
-    void *user;                       /* the submitter's */
-    struct task *task;                /* request_prepare's */
+    struct grammar *grammar;          /* owned; what the text must be; NULL: anything */
+    const struct grammar_vocabulary *grammar_vocabulary; /* the tokenizer's; with a grammar */
+    void *user;                                          /* the submitter's */
+    struct task *task;                                   /* request_prepare's */
 };
 
 struct request *request_create(void);       /* zeroed, with the API's defaults; NULL on failed allocation */

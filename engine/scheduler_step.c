@@ -212,6 +212,10 @@ static int collect_wanted(struct scheduler *s) {
 
 static void deliver_token(struct scheduler *s, struct choice *choice, const struct sample_result *result, double now) {
     struct error error;
+    if (choice->grammar_error.code != 0) {
+        scheduler_finish_choice(s, choice, FINISH_ERROR, &choice->grammar_error, now);
+        return;
+    }
     if (result->undefined) { /* an arbitrary token, perhaps an end token, would look like an answer */
         error_set(&error, ERROR_FORMAT, "the model's logits are not numbers: its file may be damaged");
         scheduler_finish_choice(s, choice, FINISH_ERROR, &error, now);

@@ -206,6 +206,7 @@ struct generation_job {
 struct parse_context generation_context(const struct exchange *exchange) {
     const struct server *server = exchange->server;
     return (struct parse_context){.tokenizer = server->model.tokenizer,
+        .grammar_vocabulary = server->model.grammar_vocabulary,
         .vocabulary = server->model.vocabulary,
         .context = server->model.context,
         .tokens_max = server->model.tokens_max,

@@ -2,6 +2,7 @@
 #include "server/params.h"
 
 #include "server/cache_params.h"
+#include "server/structured.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -211,21 +212,6 @@ int params_finish(struct plan *plan, struct fault *fault) {
     return 0;
 }
 
-static int params_check_format(const json_t *body, struct fault *fault) {
-    const json_t *format = field_get(body, "response_format");
-    if (format == NULL)
-        return 0;
-    const char *type = NULL;
-    if (!json_is_object(format))
-        return fault_invalid(fault, "response_format", "response_format must be an object, not %s", field_type(format));
-    if (field_string(format, "type", &type, fault) != 0)
-        return -1;
-    if (type != NULL && strcmp(type, "text") == 0)
-        return 0;
-    return fault_invalid(fault, "response_format",
-        "response_format of type '%.40s' is not supported by this server; only text is", type == NULL ? "" : type);
-}
-
 int params_read(const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault) {
     plan->request = request_create();
     if (plan->request == NULL)
@@ -238,7 +224,7 @@ int params_read(const json_t *body, const struct parse_context *context, struct 
         cache_params_read(body, context, request, fault) != 0 || params_read_stops(body, request, fault) != 0 ||
         field_boolean(body, "ignore_eos", &ignore_eos, fault) != 0 ||
         field_boolean(body, "skip_special_tokens", &skip_special, fault) != 0 ||
-        params_read_stream(body, plan, fault) != 0 || params_check_format(body, fault) != 0 ||
+        params_read_stream(body, plan, fault) != 0 || structured_read(body, context, request, fault) != 0 ||
         params_read_penalties(body, context, &request->penalties, fault) != 0 ||
         params_read_ends(body, context, request, fault) != 0)
         return -1;

@@ -22,6 +22,7 @@
  * | stream         | boolean                       | false   |
  * | stream_options | {include_usage}, with stream  | none    |
  * | skip_special_tokens | boolean                  | true    |
+ * | response_format, guided_json, guided_choice, guided_regex, structured_outputs | structured.h | any text |
  * | kv_cache       | object (cache_params.h)       | the server's policy |
  * Penalties are those of engine/penalties.h. best_of: so many candidates are generated, and the n whose tokens have the
  * highest mean log-probability returned, best first; usage counts all. Chats have none. Until min_tokens no end token
@@ -49,6 +50,7 @@ enum {
 /* What the parsers know of the server. */
 struct parse_context {
     const struct tokenizer *tokenizer;
+    const struct grammar_vocabulary *grammar_vocabulary; /* NULL: grammars are refused */
     uint32_t vocabulary;
     uint32_t context;    /* most tokens of prompt and completion; the scheduler knows whether they fit the pages */
     uint32_t tokens_max; /* of a sequence that is not pruned, as clients are told */
@@ -117,8 +119,9 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
     "model", "n", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "stream", "stream_options",  \
         "skip_special_tokens", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",   \
         "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "request_id",                                \
-        "spaces_between_special_tokens", "best_of", "response_format", "kv_cache", "logit_bias", "presence_penalty",   \
-        "frequency_penalty", "repetition_penalty", "min_tokens", "stop_token_ids"
+        "spaces_between_special_tokens", "best_of", "response_format", "guided_json", "guided_choice", "guided_regex", \
+        "structured_outputs", "kv_cache", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", \
+        "min_tokens", "stop_token_ids"
 #define PARAMS_UNSUPPORTED                                                                                             \
     {"repeat_penalty", REFUSE_NOT_ONE}, {"length_penalty", REFUSE_NOT_ONE}, {"typical_p", REFUSE_NOT_ONE},             \
         {"mirostat", REFUSE_NONZERO}, {"dry_multiplier", REFUSE_NONZERO}, {"xtc_probability", REFUSE_NONZERO},         \
@@ -127,10 +130,10 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
         {"include_stop_str_in_output", REFUSE_TRUE}, {"prompt_logprobs", REFUSE_PRESENT},                              \
         {"truncate_prompt_tokens", REFUSE_PRESENT}, {"logits_processors", REFUSE_NONEMPTY},                            \
         {"return_token_ids", REFUSE_TRUE}, {"return_tokens_as_token_ids", REFUSE_TRUE},                                \
-        {"guided_json", REFUSE_PRESENT}, {"guided_regex", REFUSE_PRESENT}, {"guided_choice", REFUSE_PRESENT},          \
-        {"guided_grammar", REFUSE_PRESENT}, {"structured_outputs", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY},      \
-        {"json_schema", REFUSE_NONEMPTY}, {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO},                  \
-        {"prediction", REFUSE_PRESENT}, {"moderation", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                  \
+                                                                                                                       \
+        {"guided_grammar", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY}, {"json_schema", REFUSE_NONEMPTY},            \
+        {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO}, {"prediction", REFUSE_PRESENT},                    \
+        {"moderation", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                                                  \
         "functions", REFUSE_NONEMPTY                                                                                   \
     }
 

@@ -26,9 +26,10 @@ typedef int (*server_train)(const struct train_run *run, struct error *error);
 struct server_model {
     struct scheduler *scheduler;
     const struct tokenizer *tokenizer;
-    const char *fingerprint;                   /* hex */
-    const struct chat_template *chat_template; /* NULL: there is none */
-    const char *chat_refusal;                  /* why there is none */
+    const struct grammar_vocabulary *grammar_vocabulary; /* for masks; NULL: grammars are refused */
+    const char *fingerprint;                             /* hex */
+    const struct chat_template *chat_template;           /* NULL: there is none */
+    const char *chat_refusal;                            /* why there is none */
     uint32_t vocabulary;
     uint32_t context;                 /* tokens that any sequence may see: prompt and completion */
     uint32_t tokens_max;              /* of one that is not pruned: the context, or what the page pool holds of it */

@@ -2,13 +2,12 @@
  *
  * Choosing tokens, log-probabilities, and the divergence of two distributions.
  *
- * The filters apply in this order: changes, bans, temperature, top_k, top_p, min_p. Tokens are ranked by logit, equal
- * logits by lower id; the rank order does not depend on the temperature. Then every filter keeps a prefix of the ranks:
- *   top_k   the first k
- *   top_p   the shortest prefix whose probability reaches top_p, where what top_k kept sums to 1
- *   min_p   the tokens whose probability is at least min_p times the first one's
- * The choice is by the inverse of the cumulative distribution of what is left, tokens in ascending order of id, at
- * random_uniform(seed, stream, step, 0) times their mass. So it is a function of the row and its parameters.
+ * The filters apply in this order: changes, bans and mask, temperature, top_k, top_p, min_p. Tokens are ranked by
+ * logit, equal logits by lower id; the rank order does not depend on the temperature. Then every filter keeps a prefix
+ * of the ranks: top_k   the first k top_p   the shortest prefix whose probability reaches top_p, where what top_k kept
+ * sums to 1 min_p   the tokens whose probability is at least min_p times the first one's The choice is by the inverse
+ * of the cumulative distribution of what is left, tokens in ascending order of id, at random_uniform(seed, stream,
+ * step, 0) times their mass. So it is a function of the row and its parameters.
  *
  * Nothing is sorted and no memory is needed. A prefix is described by its last member (struct cut), which is found by
  * bisection on the logit: a pass over the row sums the weights above a limit, and is cheap where few are above.
@@ -38,6 +37,7 @@ struct row {
     uint32_t banned_count;
     const struct logit_change *changes;
     uint32_t changes_count;
+    const uint32_t *allowed;
     float maximum;
     float scale;
 };
@@ -50,10 +50,30 @@ struct cut {
 
 enum measure { MEASURE_COUNT, MEASURE_MASS };
 
-/* piece [count], which belongs to the tokens from first on, with bans applied: itself when none concerns it, else
- * buffer [PIECE]. */
+/* piece [count], which belongs to the tokens from first on, to buffer [count] with the mask applied. */
+static void apply_mask(const uint32_t *allowed, const float *piece, uint32_t first, uint32_t count, float *buffer) {
+    uint32_t taken;
+    for (uint32_t i = 0; i < count; i += taken) {
+        uint32_t bit = (first + i) % 32, word = allowed[(first + i) / 32] >> bit;
+        taken = 32 - bit < count - i ? 32 - bit : count - i;
+        if (word == 0xffffffff && taken == 32) {
+            if (piece != buffer)
+                memcpy(buffer + i, piece + i, 32 * sizeof(float));
+            continue;
+        }
+        for (uint32_t k = 0; k < taken; k++)
+            buffer[i + k] = (word >> k & 1) != 0 ? piece[i + k] : -INFINITY;
+    }
+}
+
+/* piece [count], which belongs to the tokens from first on, with mask and bans applied: itself when none concerns it,
+ * else buffer [PIECE]. */
 static const float *apply_bans(
     const struct row *row, const float *piece, uint32_t first, uint32_t count, float *buffer) {
+    if (row->allowed != NULL) {
+        apply_mask(row->allowed, piece, first, count, buffer);
+        piece = buffer;
+    }
     for (uint32_t i = 0; i < row->banned_count; i++) {
         int64_t place = (int64_t)row->banned[i] - first;
         if (place < 0 || place >= count)
@@ -339,6 +359,7 @@ static int32_t choose(const struct vector_kernels *kernels, const float *logits,
         .banned_count = params->banned_count,
         .changes = params->changes,
         .changes_count = params->changes_count,
+        .allowed = params->allowed,
         .scale = 1,
     };
     row.maximum = row_maximum(&row);

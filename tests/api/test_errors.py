@@ -48,7 +48,7 @@ VALUES = [
     (dict(prompt="a", logit_bias={str(i): 0 for i in range(1025)}), "logit_bias"), (dict(prompt="a", stop_token_ids=[10**9]), "stop_token_ids"),
     (dict(prompt=[[5] * 4000] * 3, n=128, repetition_penalty=2), "repetition_penalty"),
     (dict(prompt="a", presence_penalty=2.1), "presence_penalty"), (dict(prompt="a", frequency_penalty=-3), "frequency_penalty"),
-    (dict(prompt="a", response_format={"type": "json_object"}), "response_format"), (dict(prompt="a", tools=[{}]), "tools"),
+    (dict(prompt="a", response_format={"type": "grammar"}), "response_format"), (dict(prompt="a", tools=[{}]), "tools"),
 ]
 
 

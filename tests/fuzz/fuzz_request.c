@@ -9,6 +9,7 @@
 #include "tests/fuzz/fuzz.h"
 
 #include "engine/log.h"
+#include "grammar/vocabulary.h"
 #include "server/chat.h"
 #include "server/completions.h"
 #include "tests/unit/fake_scheduler.h"
@@ -122,6 +123,7 @@ static void try_cache(const uint8_t *data, size_t bytes, const struct parse_cont
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     static struct tokenizer *tokenizer;
     static struct chat_template *chat_template;
+    static struct grammar_vocabulary *grammar_vocabulary;
     static bool quiet;
     struct error error;
     if (tokenizer == NULL)
@@ -129,11 +131,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (chat_template == NULL)
         chat_template = chat_template_create(fuzz_template, strlen(fuzz_template), tokenizer, &error);
     expect(chat_template != NULL);
+    if (grammar_vocabulary == NULL)
+        grammar_vocabulary = grammar_vocabulary_create(tokenizer, FAKE_VOCABULARY, &error);
     if (!quiet) /* unknown fields are logged */
         quiet = log_open(LOG_ERROR, false, &error) == 0;
     struct policy_settings kv_policy;
     policy_settings_default(policy_find("h2o"), &kv_policy);
     struct parse_context context = {.tokenizer = tokenizer,
+        .grammar_vocabulary = grammar_vocabulary,
         .vocabulary = FAKE_VOCABULARY,
         .context = 300,
         .tokens_max = 200,
@@ -172,6 +177,10 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "\"chat_template_kwargs\":{\"x\":1},\"parallel_tool_calls\":false}",
         "{\"messages\":[{\"role\":\"assistant\",\"content\":\"ab \"}],\"continue_final_message\":true,"
         "\"add_special_tokens\":true,\"documents\":[]}",
+        "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":"
+        "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1,\"x\"]}}}}}}",
+        "{\"prompt\":\"a\",\"structured_outputs\":{\"choice\":[\"yes\",\"no\"]},\"guided_regex\":null,\"guided_json\":"
+        "null}",
         "{\"unknown\":[[[[{}]]]],\"prompt\":\"<|im_start|>\"}",
     };
     if (index >= sizeof seeds / sizeof seeds[0])

@@ -75,6 +75,28 @@ static void check_report(struct parity *parity, const float *logits, uint32_t vo
     free(logprobs);
 }
 
+/* A mask that allows nothing, everything or some of 32 tokens at a time, and `sure` [4] at least (twice where there are
+ * fewer). */
+static uint32_t *draw_mask(struct parity *parity, uint32_t vocabulary, const uint32_t *sure) {
+    uint32_t words = vocabulary / 32 + 1, *mask = parity_host(words * sizeof *mask);
+    for (uint32_t i = 0; i < words; i++) {
+        uint32_t kind = parity_random(parity, 0, 3);
+        mask[i] = kind == 0 ? 0 : kind == 1 ? 0xffffffff : (uint32_t)parity_random_bits(parity);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t id = sure[i < vocabulary ? i : 0];
+        mask[id / 32] |= 1u << id % 32;
+    }
+    return mask;
+}
+
+static bool is_allowed(const struct sample_params *params, uint32_t id) {
+    for (uint32_t i = 0; i < params->banned_count; i++)
+        if ((uint32_t)params->banned[i] == id)
+            return false;
+    return params->allowed == NULL || (params->allowed[id / 32] >> id % 32 & 1) != 0;
+}
+
 /* The most likely token, forced tokens, and the report on them. */
 static void case_greedy(struct parity *parity) {
     uint32_t vocabulary = draw_vocabulary(parity), rows = parity_random(parity, 1, 6);
@@ -82,6 +104,7 @@ static void case_greedy(struct parity *parity) {
     struct sample_params params[6];
     struct sample_result results[6], alone;
     int32_t banned[3];
+    uint32_t *masks[6];
     for (uint32_t row = 0; row < rows; row++) {
         fill_logits(parity, logits + (size_t)row * vocabulary, vocabulary);
         params[row] = neutral;
@@ -90,6 +113,11 @@ static void case_greedy(struct parity *parity) {
         params[row].top_count = parity_random(parity, 0, SAMPLE_TOP_MAX);
         if (parity_random(parity, 0, 3) == 0)
             params[row].forced = (int32_t)parity_random(parity, 0, vocabulary - 1);
+        uint32_t *order = parity_host(vocabulary * sizeof *order);
+        reference_rank(logits + (size_t)row * vocabulary, vocabulary, order);
+        masks[row] = draw_mask(parity, vocabulary, order + (vocabulary > 40 ? parity_random(parity, 0, 30) : 0));
+        params[row].allowed = parity_random(parity, 0, 1) == 0 ? masks[row] : NULL;
+        free(order);
     }
     for (uint32_t i = 0; i < 3; i++)
         banned[i] = (int32_t)parity_random(parity, 0, vocabulary - 1);
@@ -100,9 +128,7 @@ static void case_greedy(struct parity *parity) {
         const float *own = logits + (size_t)row * vocabulary;
         uint32_t *order = parity_host(vocabulary * sizeof *order), best = 0;
         reference_rank(own, vocabulary, order);
-        while (
-            params[row].banned_count > 0 && ((int32_t)order[best] == banned[0] || (int32_t)order[best] == banned[1] ||
-                                                (int32_t)order[best] == banned[2]))
+        while (!is_allowed(&params[row], order[best]))
             best++;
         int32_t want = params[row].forced >= 0 ? params[row].forced : (int32_t)order[best];
         parity_check_true(parity, results[row].token == want, "row %u of %u is %d, not %d (V=%u)", row, rows,
@@ -113,6 +139,8 @@ static void case_greedy(struct parity *parity) {
         free(order);
     }
     parity_check_same(parity, results, rows * sizeof *results);
+    for (uint32_t row = 0; row < rows; row++)
+        free(masks[row]);
     free(logits);
 }
 
@@ -245,13 +273,15 @@ static void case_distribution(struct parity *parity) {
         banned[0] = (int32_t)order[1];
     drawn.banned = banned;
     drawn.banned_count = parity->round % 2 == 0 && vocabulary > 10 ? 2 : 0;
+    uint32_t *mask = draw_mask(parity, vocabulary, order);
+    drawn.allowed = parity->round % 3 == 1 ? mask : NULL;
     struct logit_change *changes = parity_host(vocabulary * sizeof *changes);
     drawn.changes = changes;
     drawn.changes_count = parity->round % 4 >= 2 ? draw_changes(parity, vocabulary, changes) : 0;
     char what[128];
-    snprintf(what, sizeof what, "temperature %g, top_k %u, top_p %g, min_p %g, %u bans, %u changes",
+    snprintf(what, sizeof what, "temperature %g, top_k %u, top_p %g, min_p %g, %u bans, %u changes%s",
         (double)drawn.temperature, drawn.top_k, (double)drawn.top_p, (double)drawn.min_p, drawn.banned_count,
-        drawn.changes_count);
+        drawn.changes_count, drawn.allowed ? ", mask" : "");
     int32_t *tokens = parity_host(draws * sizeof *tokens);
     float *device = parity_upload(parity, logits, (size_t)batch * vocabulary * sizeof *logits);
     for (uint32_t draw = 0; draw < draws; draw += batch) {
@@ -280,6 +310,7 @@ static void case_distribution(struct parity *parity) {
     free(tokens);
     free(narrow);
     free(wide);
+    free(mask);
 }
 
 /* Thousands of logits close to each other, some of them equal: the end of a prefix is among many candidates. */

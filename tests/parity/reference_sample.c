@@ -56,6 +56,9 @@ void reference_distribution(
         float logit = logits[change->token], scaled = logit > 0 ? logit * change->positive : logit * change->negative;
         allowed[change->token] = scaled + change->add;
     }
+    for (uint32_t id = 0; params->allowed != NULL && id < vocabulary; id++)
+        if ((params->allowed[id / 32] >> id % 32 & 1) == 0)
+            allowed[id] = -INFINITY;
     for (uint32_t i = 0; i < params->banned_count; i++)
         allowed[params->banned[i]] = -INFINITY;
     reference_rank(allowed, vocabulary, order);

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Grammars when memory runs out, and automata that drop their states: the texts that they allow stay the same. What
+ * they allow is tested in tests/model/test_grammar.py.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/model.h"
+#include "grammar/automaton.h"
+#include "tests/unit/failing_malloc.h"
+#include "tests/unit/tiny_llama.h"
+
+struct ground {
+    struct model *model;
+    struct tokenizer *tokenizer;
+};
+
+static const char schema_text[] =
+    "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/"
+    "s\"},\"b\":{\"allOf\":[{\"type\":\"integer\"},{\"minimum\":3}]},"
+    "\"c\":{\"oneOf\":[{\"const\":1},{\"type\":\"string\",\"pattern\":\"^(x|[a-f]{2})+$\"}]}},\"required\":[\"a\","
+    "\"z\"],"
+    "\"additionalProperties\":{\"type\":[\"null\",\"array\"]},\"$defs\":{\"s\":{\"type\":\"string\",\"maxLength\":9}}}";
+
+static int set_up(void **state) {
+    struct ground *ground = calloc(1, sizeof *ground);
+    struct tiny_llama options = tiny_llama_default();
+    char *path = tiny_llama_save(&options);
+    ground->model = model_open(path, NULL);
+    assert_non_null(ground->model);
+    ground->tokenizer = tokenizer_create(ground->model->file, NULL);
+    assert_non_null(ground->tokenizer);
+    unlink(path);
+    free(path);
+    *state = ground;
+    return 0;
+}
+
+static int tear_down(void **state) {
+    struct ground *ground = *state;
+    tokenizer_free(ground->tokenizer);
+    model_free(ground->model);
+    free(ground);
+    return 0;
+}
+
+/* Everything from the schema to the masks of a text. Returns 0, or the code of the first failure. */
+static int follow(const struct ground *ground, const json_t *schema, const char *text, struct error *error) {
+    uint32_t count = tokenizer_vocabulary(ground->tokenizer);
+    struct grammar_vocabulary *vocabulary = grammar_vocabulary_create(ground->tokenizer, count, error);
+    struct grammar *grammar = vocabulary == NULL ? NULL : grammar_of_schema(schema, error);
+    struct automaton *automaton = grammar == NULL ? NULL : automaton_create(grammar, vocabulary, error);
+    struct automaton_place place = {0};
+    uint32_t mask[64] = {0};
+    int code = automaton == NULL ? error->code : automaton_start(automaton, &place, error);
+    for (; code == 0 && *text != '\0'; text++) {
+        code = automaton_mask(automaton, &place, mask, error);
+        if (code == 0)
+            code = automaton_advance(automaton, &place, text, 1, error);
+    }
+    if (code == 0)
+        assert_true(automaton_must_end(automaton, &place));
+    automaton_free(automaton);
+    grammar_free(grammar);
+    grammar_vocabulary_free(vocabulary);
+    return code;
+}
+
+static void test_every_allocation_may_fail(void **state) {
+    const char *text = "{\"a\": \"xy\\n\", \"b\": 12, \"c\":\"xab\",\"z\":[1, {}], \"q\":null}";
+    json_t *schema = json_loads(schema_text, 0, NULL);
+    struct error error = {0};
+    assert_non_null(schema);
+    assert_int_equal(follow(*state, schema, text, &error), 0);
+    uint32_t failures = 0, at = 0;
+    for (;; at += at < 200 ? 1 : 7) {
+        failing_malloc_arm(at);
+        int code = follow(*state, schema, text, &error);
+        if (!failing_malloc_disarm())
+            break;
+        failures++;
+        if (code != 0 && code != ERROR_MEMORY) /* an array that was not made smaller does no harm */
+            fail_msg("allocation %u: %d %s", at, code, error.message);
+    }
+    assert_true(failures > 50);
+    json_decref(schema);
+}
+
+/* A long text of distinct states, beside one that has only begun; the automaton is asked to drop them all along. */
+static void test_dropped_states_are_found_again(void **state) {
+    const struct ground *ground = *state;
+    enum { LENGTH = 30000 };
+    json_t *schema = json_pack("{s:s,s:i}", "type", "string", "maxLength", LENGTH);
+    struct error error = {0};
+    struct grammar_vocabulary *vocabulary =
+        grammar_vocabulary_create(ground->tokenizer, tokenizer_vocabulary(ground->tokenizer), &error);
+    struct grammar *grammar = grammar_of_schema(schema, &error);
+    struct automaton *automaton = automaton_create(grammar, vocabulary, &error);
+    struct automaton_place places[2] = {0}, *place = &places[1];
+    assert_int_equal(automaton_start(automaton, &places[0], &error), 0);
+    assert_int_equal(automaton_start(automaton, place, &error), 0);
+    char *text = malloc(LENGTH + 2);
+    uint32_t dropped = 0;
+    memset(text, 'a', LENGTH + 2);
+    text[0] = text[LENGTH + 1] = '"';
+    for (size_t i = 0; i < LENGTH + 2; i++) {
+        struct automaton_figures before, after;
+        automaton_get_figures(automaton, &before);
+        automaton_trim(automaton, places, sizeof places[0], 2);
+        automaton_get_figures(automaton, &after);
+        dropped += after.bytes < before.bytes;
+        assert_false(automaton_is_lost(automaton, place));
+        struct byte_set set;
+        assert_int_equal(automaton_bytes(automaton, place, &set, &error), 0);
+        assert_int_equal(byte_set_has(&set, 'a'), i > 0 && i <= LENGTH);
+        assert_int_equal(automaton_advance(automaton, place, &text[i], 1, &error), 0);
+        struct automaton_figures figures;
+        automaton_get_figures(automaton, &figures);
+        assert_true(figures.bytes <= AUTOMATON_BYTES_MAX);
+    }
+    assert_true(automaton_must_end(automaton, place));
+    assert_int_equal(automaton_advance(automaton, &places[0], "\"a\"", 3, &error), 0);
+    assert_true(automaton_must_end(automaton, &places[0]));
+    assert_true(dropped > 0);
+    free(text);
+    automaton_free(automaton);
+    grammar_free(grammar);
+    grammar_vocabulary_free(vocabulary);
+    json_decref(schema);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_allocation_may_fail),
+        cmocka_unit_test(test_dropped_states_are_found_again),
+    };
+    return cmocka_run_group_tests_name("grammar", tests, set_up, tear_down);
+}
