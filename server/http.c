@@ -632,8 +632,21 @@ static void exchange_job_done(uv_work_t *request, int status) {
     free(job);
 }
 
+/* A short body is parsed sooner than another thread wakes up; but a schema or a pattern takes its time to compile. (A
+ * name that is written with escapes is not seen here, which costs that time and nothing else.) */
+static bool exchange_is_light(const struct exchange *exchange) {
+    static const char *const compiled[] = {"\"response_format\"", "\"guided_", "\"structured_outputs\""};
+    const struct buffer *body = &exchange->body;
+    if (body->length > HTTP_BODY_INLINE_MAX)
+        return false;
+    for (size_t i = 0; i < sizeof compiled / sizeof compiled[0]; i++)
+        if (body->length > 0 && memmem(body->data, body->length, compiled[i], strlen(compiled[i])) != NULL)
+            return false;
+    return true;
+}
+
 int exchange_work(struct exchange *exchange, void (*work)(void *state), void (*done)(void *state), void *state) {
-    if (exchange->body.length <= HTTP_BODY_INLINE_MAX) {
+    if (exchange_is_light(exchange)) {
         work(state);
         done(state);
         return 0;

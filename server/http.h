@@ -25,8 +25,9 @@
 struct server;
 
 enum {
-    HTTP_BODY_INLINE_MAX = 4096,    /* larger bodies are parsed on another thread: see exchange_work */
-    HTTP_HEADERS_MAX = 16384,       /* bytes of request line and headers; above: 431 */
+    HTTP_BODY_INLINE_MAX =
+        4096,                 /* larger bodies, and those with schemas, are parsed on another thread: exchange_work */
+    HTTP_HEADERS_MAX = 16384, /* bytes of request line and headers; above: 431 */
     HTTP_BACKLOG_MAX = 16 << 20,    /* bytes of a stream that its client has not read; above, it is cut off */
     HTTP_BODY_DRAIN_MAX = 64 << 20, /* of a body that is refused, so much is read before the 413 is sent, so that the
                                        client gets to read it; above, the connection is closed at once */

@@ -130,7 +130,6 @@ int params_check_model(const json_t *body, const struct parse_context *context, 
         {"include_stop_str_in_output", REFUSE_TRUE}, {"prompt_logprobs", REFUSE_PRESENT},                              \
         {"truncate_prompt_tokens", REFUSE_PRESENT}, {"logits_processors", REFUSE_NONEMPTY},                            \
         {"return_token_ids", REFUSE_TRUE}, {"return_tokens_as_token_ids", REFUSE_TRUE},                                \
-                                                                                                                       \
         {"guided_grammar", REFUSE_PRESENT}, {"grammar", REFUSE_NONEMPTY}, {"json_schema", REFUSE_NONEMPTY},            \
         {"n_predict", REFUSE_PRESENT}, {"n_probs", REFUSE_NONZERO}, {"prediction", REFUSE_PRESENT},                    \
         {"moderation", REFUSE_PRESENT}, {"tools", REFUSE_NONEMPTY}, {                                                  \
