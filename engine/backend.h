@@ -32,6 +32,7 @@ enum {
     ATTEND_SPLIT = 256,  /* slots; a multiple of KV_PAGE_SLOTS */
     SAMPLE_TOP_MAX = 20, /* most likely tokens that can be reported a row */
     LINEAR_WEIGHTS_MAX = 3,
+    BACKEND_RANKS_MAX = 8, /* devices of one model: tensor parallel */
 };
 
 enum kv_format { KV_F32, KV_F16, KV_BF16 };
@@ -48,16 +49,31 @@ struct kv_layout {
     uint32_t kv_heads;
     uint32_t head_dim;
     enum kv_format format;
+    /* A rank's pool has some of the model's KV heads, [first_head, first_head + kv_heads). What depends on the number
+     * of a head (random numbers, networks) goes by the model's. */
+    uint32_t first_head;
+    uint32_t model_heads; /* KV heads of the model; 0: kv_heads */
 };
+
+static inline uint32_t kv_layout_model_heads(const struct kv_layout *layout) {
+    return layout->model_heads != 0 ? layout->model_heads : layout->kv_heads;
+}
+
+/* Number of a pool's KV head among those of all layers of the model. */
+static inline uint32_t kv_layout_head_number(const struct kv_layout *layout, uint32_t layer, uint32_t head) {
+    return layer * kv_layout_model_heads(layout) + layout->first_head + head;
+}
 
 size_t kv_format_bytes(enum kv_format format);        /* of one number */
 size_t kv_page_bytes(const struct kv_layout *layout); /* of one page */
 
-/* The pool that page numbers refer to: page n starts at base + n * page_bytes. */
+/* The pool that page numbers refer to: page n starts at base + n * page_bytes. With several ranks (struct backend) each
+ * has a part of the pages: page n lies on rank n / rank_pages, and holds slots of one of that rank's heads. */
 struct kv_pool {
     void *base; /* device memory, 64-byte aligned */
     size_t page_bytes;
     struct kv_layout layout;
+    uint32_t rank_pages; /* of each rank; 0: there is one */
 };
 
 /* What one (sequence, layer, KV head) holds. Slot s lies in pages[s / P], place s % P. */
@@ -177,6 +193,7 @@ struct statistics_move {
     const uint32_t *from_slots, *to_slots; /* [count], in order; NULL: the first `count` slots stay where they are */
     uint32_t count;
     uint32_t clear_first, clear_end; /* then these columns of `to` are zeroed */
+    uint32_t rank;                   /* that all of the head's memory lies on */
 };
 
 struct score_layer;
@@ -257,10 +274,11 @@ struct policy_network; /* policy/network.h */
 
 /* Slots of which some stay: a row of policy/select.h with its scores on the device. */
 struct selected_row {
-    struct kv_head_view view; /* positions are what its pages hold */
-    const float *scores;      /* device [slots], as score leaves them */
-    uint32_t layer, head;     /* ascending within a selection */
-    uint32_t budget;          /* as there */
+    struct kv_head_view view;  /* positions are what its pages hold */
+    const float *scores;       /* device [slots], as score leaves them */
+    const uint32_t *positions; /* host [slots] what the pages hold, for those that do not look there */
+    uint32_t layer, head;      /* ascending within a selection */
+    uint32_t budget;           /* as there */
     /* Out, host [(slots + 31) / 32], the backend's until its next select: bit s % 32 of word s / 32: slot s stays. */
     const uint32_t *stays;
 };
@@ -273,8 +291,15 @@ struct selection {
     float floor_part;
 };
 
-struct backend;        /* a device with its state */
+struct backend;        /* a device with its state, or several */
 struct backend_weight; /* a matrix in the layout that the backend's kernels want */
+
+/* What of a matrix each of several ranks has. N ranks; the parts of a rank follow those of the ranks before it. */
+enum weight_role {
+    WEIGHT_ROWS,       /* rows / N of its rows (of W_q, W_k, W_v: its heads; of W_gate, W_up): results stay apart */
+    WEIGHT_COLUMNS,    /* columns / N of its columns (W_o, W_down): results are sums over all ranks */
+    WEIGHT_VOCABULARY, /* some of its rows, one a token: logits come together, rows to embed come from who has them */
+};
 
 /* A token's logit z becomes (z > 0 ? z * positive : z * negative) + add, each step rounded to float. */
 struct logit_change {
@@ -331,10 +356,18 @@ struct backend_operations {
     void (*upload)(struct backend *, void *to, const void *from, size_t bytes);
     void (*download)(struct backend *, void *to, const void *from, size_t bytes);
     void (*synchronize)(struct backend *);
+    /* Several ranks only, NULL otherwise: where what allocate gave as `memory` (or is inside of it) lies on a rank. */
+    void *(*address)(struct backend *, const void *memory, uint32_t rank);
+    /* The same: 0, or the error for which results since the last check are nobody's. A rank that failed never works
+     * again. */
+    int (*check)(struct backend *, struct error *);
 
     /* Takes a matrix of any known format. The tensor's data may be forgotten afterwards. exact: keep it in float32 and
      * do not round activations (option --precision f32). */
     struct backend_weight *(*weight_create)(struct backend *, const struct tensor *, bool exact, struct error *);
+    /* Several ranks only, in place of weight_create. ERROR_UNSUPPORTED when it cannot be cut into as many parts. */
+    struct backend_weight *(*weight_split)(
+        struct backend *, const struct tensor *, enum weight_role role, bool exact, struct error *);
     void (*weight_free)(struct backend *, struct backend_weight *);
     size_t (*weight_bytes)(const struct backend_weight *); /* what the kernels read of it per pass */
 
@@ -451,14 +484,69 @@ struct backend_operations {
     void (*poison_pages)(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t count);
 };
 
+/* A device, or several that compute one model together (parallel/parallel.h): tensor parallel. Rank r of N has KV heads
+ * [r K / N, (r + 1) K / N) of every layer with their query heads, the r-th part of the feed-forward columns and of the
+ * vocabulary. Then
+ *   allocate   makes one allocation on each rank, all of as many bytes, and returns that of rank 0, by which the others
+ *              are found (address); upload fills all of them, download reads rank 0's
+ *   matrices   of which a rank has a part (qkv, attention, gate_up) have a rank's width, everywhere: allocate,
+ * silu_mul, gather_rows; others (x, hidden) are the same on all ranks; logits are rank 0's heads      memory of one
+ * head (its pages, statistics, summary slot, scores) lies on its rank alone, and its addresses are that rank's. Counts
+ * of heads, views and lists of heads are those of the whole model */
 struct backend {
     const struct backend_operations *operations;
+    uint32_t ranks;               /* 0 or 1: one device */
+    struct backend *const *inner; /* [ranks] with several: each rank's own, for memory of its heads */
 };
+
+static inline uint32_t backend_ranks(const struct backend *backend) {
+    return backend->ranks > 1 ? backend->ranks : 1;
+}
+
+/* Who has a rank's memory. Called while no operation runs. */
+static inline struct backend *backend_of_rank(struct backend *backend, uint32_t rank) {
+    return backend->ranks > 1 ? backend->inner[rank] : backend;
+}
+
+static inline void *backend_address(struct backend *backend, const void *memory, uint32_t rank) {
+    return backend->ranks > 1 ? backend->operations->address(backend, memory, rank) : (void *)memory;
+}
+
+static inline int backend_check(struct backend *backend, struct error *error) {
+    return backend->ranks > 1 ? backend->operations->check(backend, error) : 0;
+}
+
+/* Where heads lie that are numbered layer * kv_heads + head: the rank, and the number among that rank's heads of all
+ * layers. */
+static inline uint32_t backend_rank_of_head(const struct backend *backend, uint32_t kv_heads, uint32_t number) {
+    return number % kv_heads / (kv_heads / backend_ranks(backend));
+}
+
+static inline uint32_t backend_head_on_rank(const struct backend *backend, uint32_t kv_heads, uint32_t number) {
+    uint32_t heads = kv_heads / backend_ranks(backend);
+    return number / kv_heads * heads + number % kv_heads % heads;
+}
+
+static inline struct backend *backend_of_head(struct backend *backend, uint32_t kv_heads, uint32_t number) {
+    return backend_of_rank(backend, backend_rank_of_head(backend, kv_heads, number));
+}
+
+static inline uint32_t kv_pool_rank(const struct kv_pool *pool, uint32_t page) {
+    return pool->rank_pages != 0 ? page / pool->rank_pages : 0;
+}
+
+/* Where a page lies, on its rank. */
+static inline void *kv_pool_address(struct backend *backend, const struct kv_pool *pool, uint32_t page) {
+    uint32_t rank = kv_pool_rank(pool, page);
+    char *base = (char *)backend_address(backend, pool->base, rank);
+    return base + (size_t)(page - rank * pool->rank_pages) * pool->page_bytes;
+}
 
 struct backend_options {
     const char *cpu_features; /* highest tier to use: "auto", "scalar", "avx2", "avx512" */
     uint32_t threads;         /* 0: as many as the affinity mask and cgroup quota allow */
     const char *name;         /* "cpu" (or NULL), "cuda", or "auto" */
+    uint32_t ranks;           /* tensor parallel: as many backends as one; 0 or 1: one */
 };
 
 /* The backend of that name. auto: CUDA where the build has it and a device is there (cuda/cuda.h), else the CPU, and a

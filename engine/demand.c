@@ -58,8 +58,15 @@ static struct holding hold_gated(
     bool known = budgets != NULL && gates != NULL;
     if (known)
         budget_allocate(&input, budgets);
-    for (uint32_t i = 0; i < heads; i++)
-        hold(&holding, slots_at(moment, known ? budgets[i] : UINT32_MAX));
+    uint64_t by_rank[BACKEND_RANKS_MAX] = {0}, most = 0; /* the fullest rank decides, as for free pages */
+    for (uint32_t i = 0; i < heads; i++) {
+        uint32_t slots = slots_at(moment, known ? budgets[i] : UINT32_MAX);
+        uint64_t *pages = &by_rank[backend_rank_of_head(engine->backend, input.kv_heads, i)];
+        holding.slots += slots;
+        *pages += kv_pages_for(slots);
+        most = *pages > most ? *pages : most;
+    }
+    holding.pages = most * backend_ranks(engine->backend);
     free(budgets);
     free(gates);
     return holding;

@@ -101,6 +101,10 @@ const char *engine_describe(const struct engine *engine) {
     return engine->backend->operations->describe(engine->backend);
 }
 
+int engine_check(const struct engine *engine, struct error *error) {
+    return backend_check(engine->backend, error);
+}
+
 uint32_t engine_batch_rows(const struct engine *engine) {
     return engine->batch_rows;
 }
@@ -295,6 +299,11 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
         .wanted_count = engine->wanted_count,
     };
     transformer_forward(engine->transformer, &batch);
+    code = backend_check(engine->backend, error);
+    if (code != 0) {
+        engine->wanted_count = 0;
+        return code;
+    }
     engine_score_ahead(engine);
     for (uint32_t i = 0; i < items_count; i++) {
         kv_sequence_publish(items[i].sequence->kv, items[i].sequence->tokens);
@@ -324,7 +333,7 @@ int engine_sample(struct engine *engine, const uint32_t *rows, const struct samp
         tile = tile_rows(count, done);
         const float *logits = transformer_logits(engine->transformer, rows + done, tile, 0, error);
         if (logits == NULL)
-            return ERROR_MEMORY;
+            return error ? error->code : ERROR_MEMORY;
         double start = clock_seconds();
         engine->backend->operations->sample(
             engine->backend, logits, tile, engine->model->shape.vocabulary, params + done, results + done);
@@ -339,7 +348,7 @@ int engine_logits(struct engine *engine, uint32_t row, float *out, struct error 
         return code;
     const float *logits = transformer_logits(engine->transformer, &row, 1, 0, error);
     if (logits == NULL)
-        return ERROR_MEMORY;
+        return error ? error->code : ERROR_MEMORY;
     engine->backend->operations->download(
         engine->backend, out, logits, engine->model->shape.vocabulary * sizeof(float));
     return 0;
@@ -372,7 +381,7 @@ int engine_kl(struct engine *engine, const uint32_t *p_rows, const uint32_t *q_r
         const float *p = transformer_logits(engine->transformer, distinct, found, 0, error);
         const float *q = transformer_logits(engine->transformer, q_rows + done, tile, 1, error);
         if (p == NULL || q == NULL)
-            return ERROR_MEMORY;
+            return error ? error->code : ERROR_MEMORY;
         engine->backend->operations->kl(
             engine->backend, p, where, q, tile, engine->model->shape.vocabulary, out + done);
     }

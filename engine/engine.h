@@ -37,6 +37,9 @@ const struct model *engine_model(const struct engine *engine);
 struct policy_model engine_policy_model(const struct engine *engine); /* for policy_settings_resolve; borrows */
 struct kv_cache *engine_kv_cache(const struct engine *engine);
 const char *engine_describe(const struct engine *engine); /* backend and tier, for logs */
+/* 0, or ERROR_DEVICE and the like: one of several devices failed, and nothing can be computed any more. From any
+ * thread. */
+int engine_check(const struct engine *engine, struct error *error);
 uint32_t engine_batch_rows(const struct engine *engine);
 /* Most tokens one sequence can have: the context, or what the page pool holds if that is less. */
 uint32_t engine_tokens_max(const struct engine *engine);
@@ -193,7 +196,7 @@ struct batch_item {
 
 /* Appends every item's tokens to its sequence and computes them. The sum of counts is at most batch_rows.
  * ERROR_PAGES: not enough free pages, and nothing changed; ERROR_CONTEXT: a sequence would pass tokens_max.
- * ERROR_MEMORY: sequences of the batch may hold slots that were not computed; free them.
+ * ERROR_MEMORY, ERROR_DEVICE: sequences of the batch may hold slots that were not computed; free them.
  * Wanted rows stay valid until the next engine_forward, whether it succeeds or not. */
 int engine_forward(struct engine *engine, struct batch_item *items, uint32_t items_count, struct error *error);
 

@@ -56,7 +56,7 @@ struct eviction {
     float *gates;     /* [layers * kv_heads] of the first prune, rlkv and hybrid without a file; else NULL */
     uint32_t sinks;   /* tokens that sink_keys are of, with cache_positions */
     bool sinks_saved; /* sink_keys are in host memory */
-    float *sink_keys; /* device [layers * kv_heads][sinks][head_dim] unrotated, with cache_positions */
+    float *sink_keys; /* device, on each rank: [its heads][sinks][head_dim] unrotated, with cache_positions */
 };
 
 struct sequence {

@@ -21,6 +21,7 @@ enum error_code {
     ERROR_CONTEXT = -6,     /* more tokens than the context holds */
     ERROR_PAGES = -7,       /* no free KV page: try again when something was freed */
     ERROR_CANCELLED = -8,   /* somebody asked for it to end */
+    ERROR_DEVICE = -9,      /* one of several devices failed: nothing can be computed any more */
 };
 
 struct error {

@@ -10,6 +10,7 @@
 /* One head whose features are wanted. */
 struct reading {
     struct engine *engine;
+    struct backend *on; /* that has the head's memory */
     struct kv_head_view view;
     uint32_t layer, head;
     char *space; /* host, room for a number of 8 bytes a slot, and for a page */
@@ -25,9 +26,8 @@ static void read_sums(const struct reading *reading, const uint32_t *sums, uint3
         return;
     }
     for (uint32_t plane = 0; plane < 2; plane++)
-        engine_operations(reading->engine)
-            ->download(reading->engine->backend, host + (size_t)plane * slots, sums + (size_t)plane * capacity,
-                slots * sizeof *host);
+        reading->on->operations->download(
+            reading->on, host + (size_t)plane * slots, sums + (size_t)plane * capacity, slots * sizeof *host);
     for (uint32_t i = 0; i < slots; i++)
         out[i] = (float)((double)kv_sum_get(host, slots, i) * 0x1p-24);
 }
@@ -40,7 +40,7 @@ static void read_entropy(const struct reading *reading, const uint16_t *entropy,
             memset(out, 0, slots * sizeof *out);
         return;
     }
-    engine_operations(reading->engine)->download(reading->engine->backend, host, entropy, slots * sizeof *host);
+    reading->on->operations->download(reading->on, host, entropy, slots * sizeof *host);
     for (uint32_t i = 0; i < slots; i++)
         out[i] = half_to_float(host[i]);
 }
@@ -62,9 +62,8 @@ static int read_head_window(const struct reading *reading, const struct kv_stati
     if (kept->head_rows == NULL || kept->window != out->window || kept->capacity < slots)
         return error_set(error, ERROR_INVALID, "a window of %u queries was not recorded", out->window);
     for (size_t row = 0; row < (size_t)out->window * group; row++)
-        engine_operations(reading->engine)
-            ->download(reading->engine->backend, out->head_window + row * out->capacity,
-                kept->head_rows + row * kept->capacity, slots * sizeof *out->head_window);
+        reading->on->operations->download(reading->on, out->head_window + row * out->capacity,
+            kept->head_rows + row * kept->capacity, slots * sizeof *out->head_window);
     return 0;
 }
 
@@ -75,9 +74,8 @@ static void read_values(const struct reading *reading, float *out) {
     size_t row = layout->head_dim * kv_format_bytes(layout->format);
     for (uint32_t first = 0; first < reading->view.slots; first += KV_PAGE_SLOTS) {
         uint32_t left = reading->view.slots - first, count = left < KV_PAGE_SLOTS ? left : KV_PAGE_SLOTS;
-        const char *page = (const char *)pool->base + reading->view.pages[first / KV_PAGE_SLOTS] * pool->page_bytes;
-        engine_operations(reading->engine)
-            ->download(reading->engine->backend, reading->space, page + KV_PAGE_SLOTS * row, count * row);
+        const char *page = kv_pool_address(reading->engine->backend, pool, reading->view.pages[first / KV_PAGE_SLOTS]);
+        reading->on->operations->download(reading->on, reading->space, page + KV_PAGE_SLOTS * row, count * row);
         widen(layout->format, reading->space, (size_t)count * layout->head_dim, out + (size_t)first * layout->head_dim);
     }
 }
@@ -88,7 +86,8 @@ static int read_keys(const struct reading *reading, float *out) {
     struct rope_params rope = transformer_rope(engine->transformer);
     size_t bytes = (size_t)reading->view.slots * engine->model->shape.head_dim * sizeof(float);
     uint32_t *slots = (uint32_t *)reading->space;
-    float *keys = operations->host_memory ? out : operations->allocate(engine->backend, bytes);
+    struct backend *on = reading->on;
+    float *keys = on->operations->host_memory ? out : on->operations->allocate(on, bytes);
     if (keys == NULL)
         return ERROR_MEMORY;
     for (uint32_t i = 0; i < reading->view.slots; i++)
@@ -96,8 +95,8 @@ static int read_keys(const struct reading *reading, float *out) {
     operations->unrotate_slots(
         engine->backend, kv_cache_pool(engine->cache), &rope, reading->view.pages, slots, reading->view.slots, keys);
     if (keys != out) {
-        operations->download(engine->backend, out, keys, bytes);
-        operations->release(engine->backend, keys);
+        on->operations->download(on, out, keys, bytes);
+        on->operations->release(on, keys);
     }
     return 0;
 }
@@ -112,6 +111,7 @@ int sequence_features(
             error, ERROR_INVALID, "no KV head %u in layer %u, or the sequence is swapped out", head, layer);
     struct reading reading = {.engine = engine, .layer = layer, .head = head};
     reading.view = kv_sequence_view(sequence->kv, layer, head);
+    reading.on = backend_of_head(engine->backend, shape->kv_heads, layer * shape->kv_heads + head);
     uint32_t slots = out->slots = reading.view.slots;
     if (slots > out->capacity)
         return error_set(error, ERROR_INVALID, "room for %u slots, there are %u", out->capacity, slots);

@@ -60,13 +60,14 @@ static uint64_t pages_after(const struct kv_head *head, uint32_t count) {
 
 uint32_t kv_sequence_pages_needed(const struct kv_sequence *sequence, uint32_t count) {
     const struct kv_pages *pages = &sequence->cache->pages;
-    uint64_t needed = 0;
+    uint64_t by_rank[BACKEND_RANKS_MAX] = {0};
     for (uint32_t i = 0; count > 0 && i < pages->heads; i++) {
         const struct kv_head *head = &sequence->heads[i];
         uint32_t written = page_to_write(head, count);
-        needed += pages_after(head, count) - head->pages_count;
-        needed += written < head->pages_count && kv_pages_is_shared(pages, head->pages[written]);
+        by_rank[head->rank] += pages_after(head, count) - head->pages_count;
+        by_rank[head->rank] += written < head->pages_count && kv_pages_is_shared(pages, head->pages[written]);
     }
+    uint64_t needed = kv_pages_of_ranks(pages, by_rank);
     return needed < UINT32_MAX ? (uint32_t)needed : UINT32_MAX;
 }
 
@@ -101,7 +102,7 @@ void kv_cache_own_page(struct kv_cache *cache, struct kv_head *head, uint32_t pa
     if (batch->copies == KV_BATCH_PAGES)
         kv_cache_flush_batch(cache);
     batch->copy_from[batch->copies] = head->pages[page];
-    head->pages[page] = kv_pages_take(&cache->pages);
+    head->pages[page] = kv_pages_take(&cache->pages, head->rank);
     kv_head_touch(head, page);
     batch->copy_to[batch->copies++] = head->pages[page];
 }
@@ -110,7 +111,7 @@ static void add_fresh_page(struct kv_cache *cache, struct kv_head *head) {
     struct kv_page_batch *batch = &cache->batch;
     if (batch->fresh_count == KV_BATCH_PAGES)
         kv_cache_flush_batch(cache);
-    uint32_t page = kv_pages_take(&cache->pages);
+    uint32_t page = kv_pages_take(&cache->pages, head->rank);
     batch->fresh[batch->fresh_count++] = page;
     kv_head_touch(head, head->pages_count);
     head->pages[head->pages_count++] = page;

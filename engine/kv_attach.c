@@ -58,7 +58,7 @@ void kv_pages_release_attachments(struct kv_pages *pages, uint32_t block) {
 }
 
 bool kv_pages_have_place(const struct kv_pages *pages, size_t attached_bytes) {
-    return kv_pages_of(pages, pages->charged_bytes + attached_bytes) <= (size_t)pages->free_count + pages->idle_count;
+    return kv_pages_of(pages, pages->charged_bytes + attached_bytes) <= kv_pages_places(pages);
 }
 
 void kv_pages_fit_attachments(struct kv_pages *pages) {

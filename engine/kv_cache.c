@@ -60,8 +60,10 @@ static struct kv_sequence *allocate_sequence(struct kv_cache *cache) {
         return NULL;
     sequence->cache = cache;
     sequence->last_block = PREFIX_NO_BLOCK;
-    for (uint32_t i = 0; i < cache->pages.heads; i++)
+    for (uint32_t i = 0; i < cache->pages.heads; i++) {
+        sequence->heads[i].rank = kv_pages_rank(&cache->pages, i);
         sequence->heads[i].marked = KV_NO_SLOT;
+    }
     sequence->next = cache->sequences;
     if (sequence->next != NULL)
         sequence->next->previous = sequence;

@@ -18,6 +18,9 @@
  * size and how to release it. It counts against the pool as a charge does, and as free like the pages of a block that
  * nobody holds: it is released when pages are wanted, least recently used first, and with its block at the latest.
  *
+ * Several ranks (struct backend): each holds the pages of its own heads. Pages that are free, needed or available are
+ * then counted by the fullest rank, times the number of ranks (kv_pages.h).
+ *
  * One thread (the engine thread) calls everything here.
  */
 #ifndef ENGINE_KV_CACHE_H
@@ -154,8 +157,10 @@ size_t kv_cache_charged(const struct kv_cache *cache); /* of all sequences */
 void kv_sequence_save(struct kv_sequence *sequence, void *host);
 /* The same contents in pages of its own. ERROR_PAGES; then nothing changed. */
 int kv_sequence_restore(struct kv_sequence *sequence, const void *host, struct error *error);
-/* Pages that restoring takes, or would take if it were saved now. */
+/* Pages that are saved, or would be now; and those that restoring takes from the free ones (with several ranks more,
+ * where they are not spread evenly). */
 uint64_t kv_sequence_pages_saved(const struct kv_sequence *sequence);
+uint64_t kv_sequence_pages_to_restore(const struct kv_sequence *sequence);
 
 /* What is left with a block; the first member of what its owner allocated. */
 struct kv_attachment {

@@ -24,7 +24,7 @@ int kv_sequence_charge(struct kv_sequence *sequence, size_t bytes, struct error 
         return error_set(error, ERROR_PAGES, "%zu bytes are more than the KV pool has", bytes);
     total += bytes;
     size_t charged = kv_pages_of(pages, total);
-    size_t most = (size_t)kv_pages_available(pages) + pages->charged;
+    size_t most = kv_pages_places(pages);
     if (charged > most && charged > pages->charged)
         return error_set(error, ERROR_PAGES, "%zu bytes of statistics take %zu KV pages more, %u are free", bytes,
             charged - pages->charged, kv_pages_available(pages));

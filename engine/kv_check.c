@@ -5,6 +5,7 @@
 #include "engine/kv_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static bool check_position(const struct kv_head *head, uint32_t slot, uint32_t length) {
     uint32_t position = head->positions[slot];
@@ -44,7 +45,7 @@ static bool check_charges(const struct kv_cache *cache) {
     for (const struct kv_sequence *s = cache->sequences; s != NULL; s = s->next)
         charged += s->charged;
     return charged == pages->charged_bytes && pages->charged == kv_pages_of(pages, charged) &&
-           pages->charged <= pages->free_count + pages->idle_count;
+           pages->charged <= kv_pages_places(pages);
 }
 
 /* Attachments are those of indexed blocks, and all of them have a place. */
@@ -73,7 +74,8 @@ static bool check_sequences(const struct kv_cache *cache, uint32_t *references) 
             if (!check_head(s, &s->heads[i]))
                 return false;
             for (uint32_t p = 0; p < s->heads[i].pages_count; p++) {
-                if (s->heads[i].pages[p] >= cache->pages.total)
+                if (s->heads[i].pages[p] >= cache->pages.total ||
+                    kv_pool_rank(&cache->pages.pool, s->heads[i].pages[p]) != s->heads[i].rank)
                     return false;
                 references[s->heads[i].pages[p]]++;
             }
@@ -92,7 +94,8 @@ static bool check_blocks(const struct kv_pages *pages) {
         uint32_t held = 0;
         for (uint32_t i = 0; i < pages->heads; i++) {
             uint32_t page = prefix_index_pages(index, block)[i];
-            if (page >= pages->total || pages->states[page].block != block)
+            if (page >= pages->total || kv_pool_rank(&pages->pool, page) != kv_pages_rank(pages, i) ||
+                pages->states[page].block != block)
                 return false;
             held += pages->states[page].references > 0;
         }
@@ -104,24 +107,25 @@ static bool check_blocks(const struct kv_pages *pages) {
 
 /* Each page is free, idle or held, and only one of them; references [total] are the sequences'. */
 static bool check_pages(const struct kv_pages *pages, const uint32_t *references, bool *is_free) {
-    for (uint32_t i = 0; i < pages->free_count; i++) {
-        uint32_t page = pages->free_list[i];
-        if (page >= pages->total || is_free[page])
-            return false;
-        is_free[page] = true;
-    }
-    uint32_t idle = 0, published = 0, shared = 0;
+    for (uint32_t rank = 0; rank < pages->ranks; rank++)
+        for (uint32_t i = 0; i < pages->free_count[rank]; i++) {
+            uint32_t page = pages->free_list[rank * pages->pool.rank_pages + i];
+            if (page >= pages->total || is_free[page] || kv_pool_rank(&pages->pool, page) != rank)
+                return false;
+            is_free[page] = true;
+        }
+    uint32_t idle[BACKEND_RANKS_MAX] = {0}, published = 0, shared = 0;
     for (uint32_t page = 0; page < pages->total; page++) {
         const struct kv_page_state *state = &pages->states[page];
         bool is_published = state->block != PREFIX_NO_BLOCK;
         if (state->references != references[page] || is_free[page] != (state->references == 0 && !is_published))
             return false;
         published += is_published;
-        idle += is_published && state->references == 0;
+        idle[kv_pool_rank(&pages->pool, page)] += is_published && state->references == 0;
         shared += state->references > 1;
     }
     uint32_t expected = pages->index != NULL ? pages->index->used * pages->heads : 0;
-    return idle == pages->idle_count && shared == pages->shared_count && published == expected;
+    return memcmp(idle, pages->idle_count, sizeof idle) == 0 && shared == pages->shared_count && published == expected;
 }
 
 bool kv_cache_check(const struct kv_cache *cache) {

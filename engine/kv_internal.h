@@ -24,6 +24,7 @@ struct kv_page_batch {
 /* What a sequence holds of one (layer, KV head). Slot s lies in pages[s / 16]; exactly the pages that slots need are
  * held. */
 struct kv_head {
+    uint32_t rank; /* that its pages are of */
     uint32_t *pages;
     uint32_t pages_count, pages_capacity;
     uint32_t changed_first, changed_end; /* entries that the device's copy of the table may lack; none: 0, 0 */
@@ -45,7 +46,7 @@ struct kv_sequence {
     bool pruned;                         /* some head is */
     bool saved;                          /* its pages are not held: kv_sequence_save */
     size_t charged;                      /* bytes: kv_sequence_charge */
-    uint32_t *device_tables;             /* device [layers * kv_heads][device_pages] page tables; NULL: none */
+    uint32_t *device_tables;             /* device [a rank's heads][device_pages] page tables; NULL: none */
     uint32_t device_pages;               /* a multiple of KV_PAGE_SLOTS */
     uint32_t published;                  /* leading blocks that are adopted, published, or found published */
     uint32_t last_block;                 /* the last of them, if it is still the one of that generation */

@@ -5,7 +5,8 @@
 #include <string.h>
 
 static void push_free(struct kv_pages *pages, uint32_t page) {
-    pages->free_list[pages->free_count++] = page;
+    uint32_t rank = kv_pool_rank(&pages->pool, page);
+    pages->free_list[rank * pages->pool.rank_pages + pages->free_count[rank]++] = page;
     if (pages->poison_free)
         pages->backend->operations->poison_pages(pages->backend, &pages->pool, &page, 1);
 }
@@ -21,8 +22,8 @@ static int allocate_all(struct kv_pages *pages, bool prefix_sharing) {
         if (pages->index == NULL || pages->attachments == NULL)
             return ERROR_MEMORY;
     }
-    pages->pool.base =
-        pages->backend->operations->allocate(pages->backend, (size_t)pages->total * pages->pool.page_bytes);
+    pages->pool.base = pages->backend->operations->allocate(
+        pages->backend, (size_t)(pages->total / pages->ranks) * pages->pool.page_bytes);
     return pages->pool.base == NULL ? ERROR_MEMORY : 0;
 }
 
@@ -30,7 +31,8 @@ int kv_pages_create(struct kv_pages *pages, struct backend *backend, const struc
     bool prefix_sharing, bool poison_free, struct error *error) {
     *pages = (struct kv_pages){.backend = backend, .poison_free = poison_free};
     uint64_t heads = (uint64_t)layout->layers * layout->kv_heads;
-    if (heads == 0 || heads > UINT32_MAX / 2 || layout->head_dim == 0)
+    pages->ranks = backend_ranks(backend);
+    if (heads == 0 || heads > UINT32_MAX / 2 || layout->head_dim == 0 || layout->kv_heads % pages->ranks != 0)
         return error_set(error, ERROR_INVALID, "a KV cache of %u layers, %u KV heads and %u channels is not possible",
             layout->layers, layout->kv_heads, layout->head_dim);
     size_t page_bytes = kv_page_bytes(layout);
@@ -40,9 +42,12 @@ int kv_pages_create(struct kv_pages *pages, struct backend *backend, const struc
             bytes, (size_t)heads * page_bytes);
     if (total > UINT32_MAX / 2)
         total = UINT32_MAX / 2;
+    total -= total % pages->ranks;
     pages->total = (uint32_t)total;
     pages->heads = (uint32_t)heads;
     pages->pool = (struct kv_pool){.page_bytes = page_bytes, .layout = *layout};
+    if (pages->ranks > 1)
+        pages->pool.rank_pages = pages->total / pages->ranks;
     if (allocate_all(pages, prefix_sharing) != 0) {
         kv_pages_free(pages);
         return error_set(
@@ -67,10 +72,10 @@ void kv_pages_free(struct kv_pages *pages) {
     *pages = (struct kv_pages){0};
 }
 
-uint32_t kv_pages_take(struct kv_pages *pages) {
-    while (pages->free_count == 0)
+uint32_t kv_pages_take(struct kv_pages *pages, uint32_t rank) {
+    while (pages->free_count[rank] == 0)
         kv_pages_unpublish(pages, prefix_index_oldest(pages->index));
-    uint32_t page = pages->free_list[--pages->free_count];
+    uint32_t page = pages->free_list[rank * pages->pool.rank_pages + --pages->free_count[rank]];
     pages->states[page].references = 1;
     kv_pages_fit_attachments(pages);
     return page;
@@ -82,7 +87,7 @@ void kv_pages_hold(struct kv_pages *pages, uint32_t page) {
         pages->shared_count += state->references == 2;
         return;
     }
-    pages->idle_count--;
+    pages->idle_count[kv_pool_rank(&pages->pool, page)]--;
     prefix_index_page_held(pages->index, state->block);
     kv_pages_fit_attachments(pages);
 }
@@ -97,7 +102,7 @@ void kv_pages_drop(struct kv_pages *pages, uint32_t page) {
         push_free(pages, page);
         return;
     }
-    pages->idle_count++;
+    pages->idle_count[kv_pool_rank(&pages->pool, page)]++;
     prefix_index_page_unheld(pages->index, state->block);
 }
 
@@ -120,7 +125,7 @@ static void unpublish_leaf(struct kv_pages *pages, uint32_t block) {
         struct kv_page_state *state = &pages->states[block_pages[i]];
         state->block = PREFIX_NO_BLOCK;
         if (state->references == 0) {
-            pages->idle_count--;
+            pages->idle_count[kv_pool_rank(&pages->pool, block_pages[i])]--;
             push_free(pages, block_pages[i]);
         }
     }

@@ -8,6 +8,10 @@
  *   held                       by one or more sequences
  *   published and held         also belongs to an indexed block: must not be written
  *   published and idle         nobody holds it; counts as free, and its block is taken back when the free list is empty
+ *
+ * With several ranks (struct backend) each has its own pages, and the fullest one decides: whatever counts pages that
+ * are free or needed counts as if every rank had as many free as that with the fewest, and needed as many as that which
+ * needs most.
  */
 #ifndef ENGINE_KV_PAGES_H
 #define ENGINE_KV_PAGES_H
@@ -25,16 +29,17 @@ struct kv_pages {
     struct kv_pool pool;
     uint32_t total;
     uint32_t heads; /* layers * kv_heads */
+    uint32_t ranks; /* each with total / ranks pages, for its heads */
     struct kv_page_state *states;
-    uint32_t *free_list; /* [total] a stack */
-    uint32_t free_count;
-    uint32_t idle_count;        /* published pages that nobody holds */
-    size_t charged_bytes;       /* memory of sequences elsewhere that counts against the pool */
-    uint32_t charged;           /* the pages that it would fill, which must not be taken */
-    uint32_t shared_count;      /* pages that several sequences hold */
-    struct prefix_index *index; /* NULL: no sharing of prefixes */
+    uint32_t *free_list; /* [total] a stack for each rank, from its first page's number on */
+    uint32_t free_count[BACKEND_RANKS_MAX];
+    uint32_t idle_count[BACKEND_RANKS_MAX]; /* published pages that nobody holds */
+    size_t charged_bytes;                   /* memory of sequences elsewhere that counts against the pool */
+    uint32_t charged;                       /* the pages that it would fill, which must not be taken */
+    uint32_t shared_count;                  /* pages that several sequences hold */
+    struct prefix_index *index;             /* NULL: no sharing of prefixes */
     /* Attachments: the first of each block [index->capacity], and all of them, least recently used first. The pages
-     * that they would fill beside the charges are not held: free + idle >= pages of (charged + attached). */
+     * that they would fill beside the charges are not held: kv_pages_places >= pages of (charged + attached). */
     struct kv_attachment **attachments;
     struct kv_attachment *oldest, *newest;
     size_t attached_bytes;
@@ -46,9 +51,43 @@ int kv_pages_create(struct kv_pages *pages, struct backend *backend, const struc
     bool prefix_sharing, bool poison_free, struct error *error);
 void kv_pages_free(struct kv_pages *pages);
 
-/* Pages that can be taken. Attachments give way. */
+/* The rank of a head, numbered layer * kv_heads + head; of its pages too. */
+static inline uint32_t kv_pages_rank(const struct kv_pages *pages, uint32_t head) {
+    return backend_rank_of_head(pages->backend, pages->pool.layout.kv_heads, head);
+}
+
+static inline uint32_t kv_pages_places_on(const struct kv_pages *pages, uint32_t rank) {
+    return pages->free_count[rank] + pages->idle_count[rank];
+}
+
+/* Pages that nobody holds. */
+static inline uint32_t kv_pages_places(const struct kv_pages *pages) {
+    uint32_t least = kv_pages_places_on(pages, 0);
+    for (uint32_t rank = 1; rank < pages->ranks; rank++)
+        least = kv_pages_places_on(pages, rank) < least ? kv_pages_places_on(pages, rank) : least;
+    return least * pages->ranks;
+}
+
+/* Pages that charges leave alone on each rank. */
+static inline uint32_t kv_pages_charged_on_rank(const struct kv_pages *pages) {
+    return (pages->charged + pages->ranks - 1) / pages->ranks;
+}
+
+/* Pages that can be taken: on one rank, and by all heads. Attachments give way. */
+static inline uint32_t kv_pages_available_on(const struct kv_pages *pages, uint32_t rank) {
+    return kv_pages_places_on(pages, rank) - kv_pages_charged_on_rank(pages);
+}
+
 static inline uint32_t kv_pages_available(const struct kv_pages *pages) {
-    return pages->free_count + pages->idle_count - pages->charged;
+    return kv_pages_places(pages) - pages->ranks * kv_pages_charged_on_rank(pages);
+}
+
+/* Pages by rank, as what the fullest one makes of them. */
+static inline uint64_t kv_pages_of_ranks(const struct kv_pages *pages, const uint64_t counts[BACKEND_RANKS_MAX]) {
+    uint64_t most = 0;
+    for (uint32_t rank = 0; rank < pages->ranks; rank++)
+        most = counts[rank] > most ? counts[rank] : most;
+    return most * pages->ranks;
 }
 
 /* A page must be copied before its holder writes to it. */
@@ -57,9 +96,9 @@ static inline bool kv_pages_is_shared(const struct kv_pages *pages, uint32_t pag
     return state->references > 1 || state->block != PREFIX_NO_BLOCK;
 }
 
-/* Takes an available page, with one reference; its content is undefined. Takes back a block when the free list is
- * empty, which unpublishes that block's other pages. */
-uint32_t kv_pages_take(struct kv_pages *pages);
+/* Takes an available page of a rank, with one reference; its content is undefined. Takes back a block when the free
+ * list is empty, which unpublishes that block's other pages. */
+uint32_t kv_pages_take(struct kv_pages *pages, uint32_t rank);
 
 /* Another reference to a page that is held or published. */
 void kv_pages_hold(struct kv_pages *pages, uint32_t page);

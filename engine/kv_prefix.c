@@ -36,8 +36,11 @@ static uint32_t blocks_within(uint32_t count, uint32_t limit) {
     return (count < limit ? count : limit) / KV_PAGE_SLOTS;
 }
 
-static uint32_t unheld_of_block(const struct prefix_index *index, uint32_t block) {
-    return index->pages_a_block - index->blocks[block].pages_held;
+/* How a block that is held in part is spread over ranks is not counted: all of them may be one rank's. */
+static uint32_t unheld_of_block(const struct kv_pages *pages, uint32_t block) {
+    const struct prefix_index *index = pages->index;
+    uint32_t unheld = index->pages_a_block - index->blocks[block].pages_held;
+    return unheld < index->pages_a_block / pages->ranks ? unheld * pages->ranks : index->pages_a_block;
 }
 
 /* A prefix in the index. */
@@ -55,7 +58,7 @@ static bool can_be_taken(const struct kv_pages *pages, const struct found_prefix
     if (found->attachment == NULL)
         return false;
     size_t beside = kv_pages_of(pages, pages->charged_bytes + found->attachment->bytes);
-    return found->unheld + beside <= (size_t)pages->free_count + pages->idle_count;
+    return found->unheld + beside <= kv_pages_places(pages);
 }
 
 /* The longest that is there, ends as wanted, and can be taken. */
@@ -65,12 +68,12 @@ static struct found_prefix find_prefix(
     struct found_prefix found = {0};
     found.blocks = match_blocks(index, tokens, most, &found.last);
     for (uint32_t block = found.last; block != PREFIX_NO_BLOCK; block = index->blocks[block].parent)
-        found.unheld += unheld_of_block(index, block);
+        found.unheld += unheld_of_block(pages, block);
     for (; found.blocks > 0; found.blocks--) {
         found.attachment = wanted != NULL ? kv_pages_attachment(pages, found.last, wanted) : NULL;
         if (can_be_taken(pages, &found, wanted != NULL))
             break;
-        found.unheld -= unheld_of_block(index, found.last);
+        found.unheld -= unheld_of_block(pages, found.last);
         found.last = index->blocks[found.last].parent;
     }
     return found;

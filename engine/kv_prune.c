@@ -20,7 +20,7 @@ static uint32_t count_shared(const struct kv_pages *pages, const struct kv_head 
  * place. Returns false when pages are still short. */
 static bool make_writable(struct kv_pages *pages, const struct kv_head *head, uint32_t first, uint32_t end) {
     uint32_t shared = count_shared(pages, head, first, end);
-    uint32_t available = kv_pages_available(pages); /* unpublishing does not change it */
+    uint32_t available = kv_pages_available_on(pages, head->rank); /* unpublishing does not change it */
     for (uint32_t i = end; shared > available && i-- > first;) {
         const struct kv_page_state *state = &pages->states[head->pages[i]];
         if (state->references > 1 || state->block == PREFIX_NO_BLOCK)
@@ -121,7 +121,7 @@ static void take_targets(struct kv_pages *pages, struct compaction *plan, struct
         plan->target[i] = kv_pages_is_shared(pages, head->pages[i]) ? table_count++ : i;
     }
     for (uint32_t i = head->pages_count; i < table_count; i++)
-        plan->table[i] = kv_pages_take(pages);
+        plan->table[i] = kv_pages_take(pages, head->rank);
     for (uint32_t i = plan->written; i < plan->pages_count; i++) {
         if (plan->target[i] != i)
             kv_head_touch(head, i);

@@ -101,14 +101,16 @@ static void visit_all(struct kv_sequence *sequence, const struct kv_removal *rem
 }
 
 static void count_shared(struct kv_cache *cache, struct kv_head *head, uint32_t page, void *context) {
-    *(uint64_t *)context += kv_pages_is_shared(&cache->pages, head->pages[page]);
+    uint64_t *by_rank = context;
+    by_rank[head->rank] += kv_pages_is_shared(&cache->pages, head->pages[page]);
 }
 
-/* Takes a page that is only published out of the index, while more are shared than available. */
+/* Takes a page that is only published out of the index, while more of its rank are shared than available. */
 static void unpublish(struct kv_cache *cache, struct kv_head *head, uint32_t page, void *context) {
-    uint64_t *shared = context;
+    uint64_t *shared = (uint64_t *)context + head->rank;
     const struct kv_page_state *state = &cache->pages.states[head->pages[page]];
-    if (*shared <= kv_pages_available(&cache->pages) || state->references > 1 || state->block == PREFIX_NO_BLOCK)
+    if (*shared <= kv_pages_available_on(&cache->pages, head->rank) || state->references > 1 ||
+        state->block == PREFIX_NO_BLOCK)
         return;
     kv_pages_unpublish(&cache->pages, state->block);
     --*shared;
@@ -119,20 +121,30 @@ static void own(struct kv_cache *cache, struct kv_head *head, uint32_t page, voi
     kv_cache_own_page(cache, head, page);
 }
 
+/* Whether each rank has as many available. */
+static bool suffice(const struct kv_pages *pages, const uint64_t by_rank[BACKEND_RANKS_MAX]) {
+    for (uint32_t rank = 0; rank < pages->ranks; rank++)
+        if (by_rank[rank] > kv_pages_available_on(pages, rank))
+            return false;
+    return true;
+}
+
 /* Pages for copies of those that must be written and are shared: pruning must not fail for the sake of a prefix that
  * might be asked for again. */
 static int find_pages(struct kv_sequence *sequence, const struct kv_removal *removals, struct removal_scratch *scratch,
     struct error *error) {
-    uint64_t shared = 0, available = kv_pages_available(&sequence->cache->pages);
-    visit_all(sequence, removals, scratch, count_shared, &shared);
-    if (shared <= available)
+    const struct kv_pages *pages = &sequence->cache->pages;
+    uint64_t shared[BACKEND_RANKS_MAX] = {0};
+    visit_all(sequence, removals, scratch, count_shared, shared);
+    if (suffice(pages, shared))
         return 0;
-    visit_all(sequence, removals, scratch, unpublish, &shared);
-    shared = 0;
-    visit_all(sequence, removals, scratch, count_shared, &shared);
-    if (shared <= available)
+    visit_all(sequence, removals, scratch, unpublish, shared);
+    memset(shared, 0, sizeof shared);
+    visit_all(sequence, removals, scratch, count_shared, shared);
+    if (suffice(pages, shared))
         return 0;
-    return error_set(error, ERROR_PAGES, "no free KV pages to copy %llu shared ones", (unsigned long long)shared);
+    return error_set(error, ERROR_PAGES, "no free KV pages to copy %llu shared ones",
+        (unsigned long long)kv_pages_of_ranks(pages, shared));
 }
 
 /* Slots that the head's arrays must have room for at once. */

@@ -9,10 +9,17 @@
 
 enum { WRITES_LEAST = 256 };
 
+static uint32_t *device_table(const struct kv_sequence *sequence, uint32_t head) {
+    struct backend *backend = sequence->cache->pages.backend;
+    uint32_t place = backend_head_on_rank(backend, sequence->cache->pages.pool.layout.kv_heads, head);
+    uint32_t *tables = backend_address(backend, sequence->device_tables, sequence->heads[head].rank);
+    return tables + (size_t)place * sequence->device_pages;
+}
+
 const uint32_t *kv_sequence_device_table(const struct kv_sequence *sequence, uint32_t head) {
     if (sequence->device_tables == NULL || sequence->heads[head].changed_end != 0)
         return NULL;
-    return sequence->device_tables + (size_t)head * sequence->device_pages;
+    return device_table(sequence, head);
 }
 
 static void touch_all(struct kv_sequence *sequence) {
@@ -43,8 +50,8 @@ static bool reserve_tables(struct kv_sequence *sequence) {
         return true;
     kv_sequence_drop_tables(sequence);
     uint32_t pages = (most + most / 2 + KV_PAGE_SLOTS) / KV_PAGE_SLOTS * KV_PAGE_SLOTS;
-    sequence->device_tables =
-        backend->operations->allocate(backend, (size_t)heads * pages * sizeof *sequence->device_tables);
+    sequence->device_tables = backend->operations->allocate(
+        backend, (size_t)(heads / backend_ranks(backend)) * pages * sizeof *sequence->device_tables);
     if (sequence->device_tables == NULL)
         return false;
     sequence->device_pages = pages;
@@ -79,7 +86,7 @@ void kv_sequence_gather_tables(struct kv_sequence *sequence) {
             if (!reserve_write(cache))
                 continue;
             cache->writes[cache->writes_count++] = (struct kv_table_write){
-                .to = sequence->device_tables + (size_t)i * sequence->device_pages + first,
+                .to = device_table(sequence, i) + first,
                 .from = head->pages + first,
                 .count = end - first,
             };

@@ -40,8 +40,14 @@ static uint32_t choose(struct sequence *const *sequences, uint32_t count) {
 
 /* ---- selection ---- */
 
-static const float *host_scores(const struct prune *prune, const float *scores) {
-    return prune->host_scores != NULL ? prune->host_scores + (scores - prune->engine->prune.scores) : scores;
+/* Scores of a head of a job, where the host can read them. */
+static const float *host_scores(const struct prune *prune, const struct prune_job *job, uint32_t head) {
+    struct backend *backend = prune->engine->backend;
+    const float *scores = job->heads[head].scores;
+    if (prune->host_scores == NULL)
+        return scores;
+    uint32_t rank = backend_rank_of_head(backend, prune->engine->model->shape.kv_heads, head);
+    return prune->host_scores + (scores - (float *)backend_address(backend, prune->engine->prune.scores, rank));
 }
 
 static void fill_rows(const struct prune *prune, struct prune_job *job) {
@@ -54,7 +60,7 @@ static void fill_rows(const struct prune *prune, struct prune_job *job) {
             .head = head % kv_heads,
             .slots = job->heads[head].view.slots,
             .budget = job->budgets[head],
-            .scores = host_scores(prune, job->heads[head].scores),
+            .scores = host_scores(prune, job, head),
             .positions = prune_positions(prune->engine, job->sequence, head),
             .keep = keep,
         };
@@ -133,6 +139,7 @@ static struct selection list_selection(struct prune_job *job) {
         job->selected[r] = (struct selected_row){
             .view = head->view,
             .scores = head->scores,
+            .positions = prune_positions(job->sequence->engine, job->sequence, r * heads_a_row),
             .layer = r * heads_a_row / kv_heads,
             .head = r * heads_a_row % kv_heads,
             .budget = job->budgets[r * heads_a_row],
@@ -317,6 +324,23 @@ static void count_time(struct engine *engine, enum engine_phase phase, double *s
     *start = now;
 }
 
+/* All scores to host_scores, those of a rank's heads from there. */
+static void fetch_scores(struct prune *prune) {
+    struct backend *backend = prune->engine->backend;
+    if (backend_ranks(backend) == 1) {
+        backend->operations->download(
+            backend, prune->host_scores, prune->engine->prune.scores, prune->scored_slots * sizeof(float));
+        return;
+    }
+    for (uint32_t i = 0; i < prune->count; i++)
+        for (uint32_t head = 0; !prune->jobs[i].found && head < engine_heads(prune->engine); head++) {
+            struct backend *on = backend_of_head(backend, prune->engine->model->shape.kv_heads, head);
+            const struct score_head *at = &prune->jobs[i].heads[head];
+            on->operations->download(
+                on, (float *)host_scores(prune, &prune->jobs[i], head), at->scores, at->view.slots * sizeof(float));
+        }
+}
+
 /* Scores of all jobs, where whoever selects can read them. */
 static int score(struct prune *prune, struct error *error) {
     struct engine *engine = prune->engine;
@@ -329,8 +353,7 @@ static int score(struct prune *prune, struct error *error) {
     if (code != 0)
         return code;
     if (prune->host_scores != NULL)
-        operations->download(
-            engine->backend, prune->host_scores, engine->prune.scores, prune->scored_slots * sizeof(float));
+        fetch_scores(prune);
     else if (operations->host_memory)
         operations->synchronize(engine->backend);
     return 0;
@@ -380,7 +403,7 @@ int sequence_scores(struct sequence *sequence, float *out, struct error *error) 
     int code = score(&prune, error);
     const struct prune_job *job = prune.jobs;
     for (uint32_t i = 0; i < engine_heads(engine) && code == 0; i++) {
-        const float *scores = host_scores(&prune, job->heads[i].scores);
+        const float *scores = host_scores(&prune, job, i);
         for (uint32_t slot = 0; slot < job->slots[i]; slot++)
             *out++ = job->heads[i].view.slots > 0 ? scores[slot] : INFINITY; /* it keeps everything */
     }

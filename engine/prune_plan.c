@@ -174,6 +174,12 @@ static bool reads_order(const struct engine *engine, const struct score_stage *s
     return false;
 }
 
+/* Where a head's scores lie: on its rank. */
+static float *score_address(const struct engine *engine, uint32_t head, const float *scores) {
+    uint32_t kv_heads = engine->model->shape.kv_heads;
+    return backend_address(engine->backend, scores, backend_rank_of_head(engine->backend, kv_heads, head));
+}
+
 /* *scores NULL: nothing will be scored. */
 void prune_fill_job(struct prune_job *job, bool freeze, float **scores) {
     struct sequence *sequence = job->sequence;
@@ -204,7 +210,7 @@ void prune_fill_job(struct prune_job *job, bool freeze, float **scores) {
         struct score_head *head = &job->heads[i];
         *head = (struct score_head){
             .view = kv_sequence_view(sequence->kv, i / shape->kv_heads, i % shape->kv_heads),
-            .scores = *scores,
+            .scores = *scores != NULL ? score_address(engine, i, *scores) : NULL,
             .positions = prune_positions(engine, sequence, i),
         };
         if (ordered)
@@ -265,8 +271,8 @@ static int gate_heads(struct prune_job *job) {
         return ERROR_MEMORY;
     }
     for (uint32_t i = 0; i < heads; i++) {
-        engine_operations(engine)->download(
-            engine->backend, sums, eviction->statistics->heads[i].window_sum, job->slots[i] * sizeof *sums);
+        struct backend *on = backend_of_head(engine->backend, engine->model->shape.kv_heads, i);
+        on->operations->download(on, sums, eviction->statistics->heads[i].window_sum, job->slots[i] * sizeof *sums);
         gates[i] = head_gate_from_attention(sums, prune_positions(engine, job->sequence, i), job->slots[i], job->seen);
     }
     free(sums);

@@ -27,7 +27,12 @@ static int visit_head(struct sequence *sequence, struct sink sink, sink_visit vi
     const struct model_shape *shape = &sequence->engine->model->shape;
     const uint32_t *positions = kv_sequence_slot_positions(sequence->kv, sink.layer, sink.head);
     uint32_t sinks = sequence->eviction.sinks;
-    size_t first = ((size_t)sink.layer * shape->kv_heads + sink.head) * sinks;
+    struct backend *backend = sequence->engine->backend;
+    uint32_t number = sink.layer * shape->kv_heads + sink.head;
+    size_t first = (size_t)backend_head_on_rank(backend, shape->kv_heads, number) * sinks;
+    float *keys = sequence->eviction.sink_keys; /* not yet there while they are counted */
+    if (keys != NULL)
+        keys = backend_address(backend, keys, backend_rank_of_head(backend, shape->kv_heads, number));
     for (sink.rank = 0; sink.rank < sinks; sink.rank++) {
         sink.slot = kv_sequence_slot_of_rank(sequence->kv, sink.layer, sink.head, sink.rank);
         if (sink.slot == KV_NO_SLOT)
@@ -35,7 +40,7 @@ static int visit_head(struct sequence *sequence, struct sink sink, sink_visit vi
         uint32_t position = positions != NULL ? positions[sink.slot] : sink.slot;
         if (position >= sinks)
             break;
-        sink.key = sequence->eviction.sink_keys + (first + position) * shape->head_dim;
+        sink.key = keys + (first + position) * shape->head_dim;
         int code = visit(sequence, &sink, error);
         if (code != 0)
             return code;
@@ -86,7 +91,8 @@ static int keep_unrotated(struct sequence *sequence, struct error *error) {
     int code = kv_sequence_charge(sequence->kv, sequence_device_bytes(sequence) + bytes, error);
     if (code != 0 || bytes == 0)
         return code;
-    sequence->eviction.sink_keys = engine_operations(engine)->allocate(engine->backend, bytes);
+    sequence->eviction.sink_keys =
+        engine_operations(engine)->allocate(engine->backend, bytes / backend_ranks(engine->backend));
     if (sequence->eviction.sink_keys == NULL) {
         sequence_charge_less(sequence);
         return error_set(error, ERROR_MEMORY, "no memory for the keys of sinks");

@@ -97,12 +97,12 @@ static int check_network(const struct kv_pool *pool, const struct score_layer *l
     if (network == NULL)
         return error_set(error, ERROR_INVALID, "stage network needs a network");
     const struct network_shape *shape = &network->shape;
-    if (shape->layers != layout->layers || shape->kv_heads != layout->kv_heads || shape->head_dim != layout->head_dim ||
-        layer->layer >= layout->layers)
+    if (shape->layers != layout->layers || shape->kv_heads != kv_layout_model_heads(layout) ||
+        shape->head_dim != layout->head_dim || layer->layer >= layout->layers)
         return error_set(error, ERROR_INVALID,
             "a network for %u layers of %u KV heads of %u channels cannot score layer %u of %u of %u of %u",
-            shape->layers, shape->kv_heads, shape->head_dim, layer->layer, layout->layers, layout->kv_heads,
-            layout->head_dim);
+            shape->layers, shape->kv_heads, shape->head_dim, layer->layer, layout->layers,
+            kv_layout_model_heads(layout), layout->head_dim);
     if (shape->content > 0 && layer->rope == NULL)
         return error_set(error, ERROR_INVALID, "stage network needs the rotation of keys");
     for (uint32_t head = 0; head < layout->kv_heads; head++)

@@ -41,7 +41,7 @@ static int fork_sinks(struct sequence *fork, const struct sequence *sequence) {
     if (keys == NULL)
         return 0;
     size_t bytes = sequence_sink_bytes(fork);
-    fork->eviction.sink_keys = backend->operations->allocate(backend, bytes);
+    fork->eviction.sink_keys = backend->operations->allocate(backend, bytes / backend_ranks(backend));
     if (fork->eviction.sink_keys == NULL)
         return ERROR_MEMORY;
     return statistics_copy_device(backend, fork->eviction.sink_keys, keys, bytes);
@@ -168,6 +168,7 @@ struct statistics_shape engine_statistics_shape(const struct engine *engine, con
         .history = settings->history,
         .seed = settings->seed,
         .content = settings->network != NULL ? settings->network->shape.content : 0,
+        .ranks = backend_ranks(engine->backend),
     };
 }
 
@@ -222,6 +223,18 @@ static int check_network(const struct engine *engine, const struct policy_settin
     return policy_settings_want_network(settings) ? policy_settings_fit(settings, &model, error) : 0;
 }
 
+/* laprox and laprox_head divide by the norm of a layer's whole output, laprox multiplies values of different heads: no
+ * rank has all of them. */
+static int check_ranks(const struct engine *engine, const struct policy_settings *settings, struct error *error) {
+    struct score_stage stages[SCORE_STAGES_MAX];
+    uint32_t count = backend_ranks(engine->backend) > 1 ? policy_stages(settings, stages) : 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (stages[i].kind == STAGE_LAPROX || stages[i].kind == STAGE_LAPROX_HEAD)
+            return error_set(error, ERROR_UNSUPPORTED, "policy %s needs all heads of a layer on one device, not on %u",
+                settings->policy->name, backend_ranks(engine->backend));
+    return 0;
+}
+
 static int set_policy(
     struct sequence *sequence, const struct policy_settings *settings, uint32_t prompt_tokens, struct error *error) {
     struct eviction *eviction = &sequence->eviction;
@@ -230,6 +243,8 @@ static int set_policy(
         code = check_gates(sequence->engine, settings, error);
     if (code == 0)
         code = check_network(sequence->engine, settings, error);
+    if (code == 0)
+        code = check_ranks(sequence->engine, settings, error);
     if (code == 0)
         code = create_statistics(sequence, settings, eviction->recorded, eviction->recorded_window, error);
     if (code != 0)
@@ -373,7 +388,7 @@ int sequence_prepare_summaries(struct sequence *sequence, struct error *error) {
     int code = kv_sequence_charge(sequence->kv, sequence_device_bytes(sequence) + summaries_bytes(heads, dim), error);
     if (code != 0)
         return code;
-    sequence->eviction.summaries = summaries_create(engine->backend, heads, dim);
+    sequence->eviction.summaries = summaries_create(engine->backend, heads, engine->model->shape.kv_heads, dim);
     if (sequence->eviction.summaries != NULL)
         return 0;
     sequence_charge_less(sequence);

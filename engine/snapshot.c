@@ -26,14 +26,18 @@ static void release(struct kv_attachment *attachment) {
 /* The arrays of one head. */
 static struct kv_statistics arrays_of(const struct snapshot *snapshot, uint32_t head) {
     struct kv_statistics arrays;
-    char *base = snapshot->memory + head * head_bytes(&snapshot->shape, snapshot->needs, snapshot->tokens);
+    uint32_t kv_heads = snapshot->shape.kv_heads;
+    char *base =
+        backend_address(snapshot->backend, snapshot->memory, backend_rank_of_head(snapshot->backend, kv_heads, head));
+    base += backend_head_on_rank(snapshot->backend, kv_heads, head) *
+            head_bytes(&snapshot->shape, snapshot->needs, snapshot->tokens);
     statistics_lay_out(&snapshot->shape, snapshot->needs, snapshot->tokens, base, &arrays);
     return arrays;
 }
 
 static char *moments_of(const struct snapshot *snapshot) {
-    return snapshot->memory +
-           heads_count(&snapshot->shape) * head_bytes(&snapshot->shape, snapshot->needs, snapshot->tokens);
+    uint32_t heads = heads_count(&snapshot->shape) / backend_ranks(snapshot->backend);
+    return snapshot->memory + heads * head_bytes(&snapshot->shape, snapshot->needs, snapshot->tokens);
 }
 
 /* Copies columns between the snapshot and heads of a sequence, a few heads at a time. */
@@ -46,6 +50,7 @@ static void move_columns(const struct snapshot *snapshot, const struct kv_statis
         for (uint32_t i = 0; i < count; i++) {
             arrays[i] = arrays_of(snapshot, first + i);
             moves[i] = (struct statistics_move){
+                .rank = backend_rank_of_head(snapshot->backend, shape->kv_heads, first + i),
                 .from = restore ? &arrays[i] : &heads[first + i],
                 .to = restore ? &heads[first + i] : &arrays[i],
                 .count = snapshot->tokens,
@@ -68,7 +73,7 @@ struct snapshot *snapshot_create(const struct statistics *from, uint32_t needs, 
         .tokens = tokens,
     };
     size_t moments = statistics_moments_bytes(&from->shape, needs);
-    snapshot->memory = operations->allocate(from->backend, snapshot->attachment.bytes);
+    snapshot->memory = operations->allocate(from->backend, snapshot->attachment.bytes / backend_ranks(from->backend));
     if (snapshot->memory == NULL || (moments > 0 && statistics_copy_device(from->backend, moments_of(snapshot),
                                                         from->moments[0].count, moments) != 0)) {
         release(&snapshot->attachment);

@@ -19,7 +19,7 @@ struct snapshot {
     struct statistics_shape shape;
     uint32_t needs; /* mask of enum statistic, as policy_prefix_needs has them */
     uint32_t tokens;
-    char *memory; /* device: arrays of each head, then the moments of all layers */
+    char *memory; /* device, on each rank: arrays of each of its heads, then the moments of all layers */
 };
 
 /* Device memory of a snapshot of `tokens` tokens, a multiple of 16. */

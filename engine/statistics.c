@@ -14,6 +14,24 @@ static uint32_t heads_count(const struct statistics *s) {
     return s->shape.layers * s->shape.kv_heads;
 }
 
+/* Who has the memory of a head. */
+static struct backend *backend_of(const struct statistics *s, uint32_t head) {
+    return backend_of_head(s->backend, s->shape.kv_heads, head);
+}
+
+static uint32_t rank_of(const struct statistics *s, uint32_t head) {
+    return backend_rank_of_head(s->backend, s->shape.kv_heads, head);
+}
+
+static uint32_t shape_ranks(const struct statistics_shape *shape) {
+    return shape->ranks > 1 ? shape->ranks : 1;
+}
+
+static void release_memory(const struct statistics *s, uint32_t head) {
+    struct backend *on = backend_of(s, head);
+    on->operations->release(on, s->memory[head]);
+}
+
 static uint32_t whole_pages(uint32_t slots) {
     uint32_t rest = slots % KV_PAGE_SLOTS;
     return rest == 0 ? slots : slots + (KV_PAGE_SLOTS - rest);
@@ -66,16 +84,16 @@ size_t statistics_head_bytes(const struct statistics_shape *shape, uint32_t need
     return statistics_lay_out(shape, needs, whole_pages(slots), NULL, &head);
 }
 
-/* Of one layer: count, sum and outer, each from a multiple of ALIGNMENT on. */
+/* Of one layer, of the heads of a rank: count, sum and outer, each from a multiple of ALIGNMENT on. */
 static size_t moments_layer_bytes(const struct statistics_shape *shape) {
-    size_t heads = (size_t)shape->kv_heads * shape->group, d = shape->head_dim, at = ALIGNMENT;
+    size_t heads = (size_t)shape->kv_heads / shape_ranks(shape) * shape->group, d = shape->head_dim, at = ALIGNMENT;
     place(NULL, &at, true, heads * d * sizeof(double));
     place(NULL, &at, true, heads * d * d * sizeof(double));
     return at;
 }
 
 size_t statistics_moments_bytes(const struct statistics_shape *shape, uint32_t needs) {
-    return needs & STATISTIC_MOMENTS ? shape->layers * moments_layer_bytes(shape) : 0;
+    return needs & STATISTIC_MOMENTS ? shape_ranks(shape) * shape->layers * moments_layer_bytes(shape) : 0;
 }
 
 static size_t moments_missing(const struct statistics *s) {
@@ -86,10 +104,11 @@ static int moments_create(struct statistics *s) {
     size_t bytes = moments_missing(s), layer_bytes = moments_layer_bytes(&s->shape);
     if (bytes == 0)
         return 0;
-    char *base = operations(s)->allocate(s->backend, bytes);
+    char *base = operations(s)->allocate(s->backend, bytes / shape_ranks(&s->shape));
     if (base == NULL)
         return ERROR_MEMORY;
-    size_t sums = (size_t)s->shape.kv_heads * s->shape.group * s->shape.head_dim * sizeof(double);
+    size_t sums =
+        (size_t)s->shape.kv_heads / shape_ranks(&s->shape) * s->shape.group * s->shape.head_dim * sizeof(double);
     for (uint32_t layer = 0; layer < s->shape.layers; layer++) {
         char *at = base + layer * layer_bytes;
         size_t offset = ALIGNMENT;
@@ -140,21 +159,22 @@ void statistics_free(struct statistics *s) {
     if (s == NULL)
         return;
     for (uint32_t i = 0; i < heads_count(s); i++)
-        operations(s)->release(s->backend, s->memory[i]);
+        release_memory(s, i);
     moments_release(s);
     free(s->moments);
     free(s->memory);
     free(s);
 }
 
-/* Arrays of a head that hold nothing yet. */
-static int create_arrays(
-    const struct statistics *s, uint32_t needs, uint32_t capacity, struct kv_statistics *head, void **memory) {
+/* Arrays of a head (by its number) that hold nothing yet. */
+static int create_arrays(const struct statistics *s, uint32_t number, uint32_t needs, uint32_t capacity,
+    struct kv_statistics *head, void **memory) {
     size_t bytes = statistics_lay_out(&s->shape, needs, capacity, NULL, head);
+    struct backend *on = backend_of(s, number);
     *memory = NULL;
     if (bytes == 0)
         return 0;
-    *memory = operations(s)->allocate(s->backend, bytes);
+    *memory = on->operations->allocate(on, bytes);
     if (*memory == NULL)
         return ERROR_MEMORY;
     statistics_lay_out(&s->shape, needs, capacity, *memory, head);
@@ -169,29 +189,56 @@ static size_t arrays_bytes(const struct statistics *s, const struct kv_statistic
 /* Puts new arrays in the place of a head's. */
 static void replace_arrays(struct statistics *s, uint32_t head, const struct kv_statistics *arrays, void *memory) {
     s->bytes += arrays_bytes(s, arrays) - arrays_bytes(s, &s->heads[head]);
-    operations(s)->release(s->backend, s->memory[head]);
+    release_memory(s, head);
     s->heads[head] = *arrays;
     s->memory[head] = memory;
 }
 
-int statistics_copy_device(struct backend *backend, void *to, const void *from, size_t bytes) {
-    if (backend->operations->host_memory) {
-        backend->operations->upload(backend, to, from, bytes);
+static int copy_on_rank(struct backend *on, void *to, const void *from, size_t bytes) {
+    if (on->operations->host_memory) {
+        on->operations->upload(on, to, from, bytes);
         return 0;
     }
     void *host = malloc(bytes);
     if (host == NULL)
         return ERROR_MEMORY;
-    backend->operations->download(backend, host, from, bytes);
-    backend->operations->upload(backend, to, host, bytes);
+    on->operations->download(on, host, from, bytes);
+    on->operations->upload(on, to, host, bytes);
     free(host);
     return 0;
+}
+
+int statistics_copy_device(struct backend *backend, void *to, const void *from, size_t bytes) {
+    uint32_t ranks = backend_ranks(backend);
+    int code = 0;
+    for (uint32_t rank = 0; rank < ranks && code == 0; rank++)
+        code = copy_on_rank(backend_of_rank(backend, rank), backend_address(backend, to, rank),
+            backend_address(backend, from, rank), bytes / ranks);
+    return code;
+}
+
+void statistics_download(struct backend *backend, void *host, const void *from, size_t bytes) {
+    uint32_t ranks = backend_ranks(backend);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        struct backend *on = backend_of_rank(backend, rank);
+        on->operations->download(
+            on, (char *)host + rank * (bytes / ranks), backend_address(backend, from, rank), bytes / ranks);
+    }
+}
+
+void statistics_upload(struct backend *backend, void *to, const void *host, size_t bytes) {
+    uint32_t ranks = backend_ranks(backend);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        struct backend *on = backend_of_rank(backend, rank);
+        on->operations->upload(
+            on, backend_address(backend, to, rank), (const char *)host + rank * (bytes / ranks), bytes / ranks);
+    }
 }
 
 static int fork_head(struct statistics *fork, const struct statistics *from, uint32_t head) {
     struct kv_statistics arrays;
     void *memory;
-    if (create_arrays(from, from->heads[head].needs, from->heads[head].capacity, &arrays, &memory) != 0)
+    if (create_arrays(from, head, from->heads[head].needs, from->heads[head].capacity, &arrays, &memory) != 0)
         return ERROR_MEMORY;
     replace_arrays(fork, head, &arrays, memory);
     return 0;
@@ -207,8 +254,8 @@ struct statistics *statistics_fork(const struct statistics *from, struct error *
     for (uint32_t i = 0; i < heads; i++) {
         if (fork_head(fork, from, i) != 0)
             goto failed;
-        moves[i] =
-            (struct statistics_move){.from = &from->heads[i], .to = &fork->heads[i], .count = from->heads[i].capacity};
+        moves[i] = (struct statistics_move){
+            .rank = rank_of(from, i), .from = &from->heads[i], .to = &fork->heads[i], .count = from->heads[i].capacity};
     }
     if (moments > 0 &&
         statistics_copy_device(from->backend, fork->moments[0].count, from->moments[0].count, moments) != 0)
@@ -256,9 +303,10 @@ int statistics_reserve(
             continue;
         struct kv_statistics arrays;
         void *memory;
-        if (create_arrays(s, s->needs, room, &arrays, &memory) != 0)
+        if (create_arrays(s, i, s->needs, room, &arrays, &memory) != 0)
             return error_set(error, ERROR_MEMORY, "no memory for the statistics of %u slots", room);
-        struct statistics_move move = {.from = &s->heads[i], .to = &arrays, .count = s->heads[i].capacity};
+        struct statistics_move move = {
+            .rank = rank_of(s, i), .from = &s->heads[i], .to = &arrays, .count = s->heads[i].capacity};
         if (move.count > 0)
             operations(s)->move_statistics(s->backend, &move, 1, s->shape.group, s->shape.head_dim);
         replace_arrays(s, i, &arrays, memory);
@@ -290,15 +338,16 @@ static uint32_t slots_left(const struct kv_removal *removal, uint32_t slots_befo
 }
 
 /* Smaller arrays for a head that can do with them. false: it keeps its own. */
-static bool replacement(const struct statistics *s, const struct kv_statistics *head, uint32_t slots, uint32_t needs,
-    bool fit, struct kv_statistics *arrays, void **memory) {
+static bool replacement(const struct statistics *s, uint32_t number, uint32_t slots, uint32_t needs, bool fit,
+    struct kv_statistics *arrays, void **memory) {
+    const struct kv_statistics *head = &s->heads[number];
     uint32_t room = statistics_room_for(slots);
     *memory = NULL;
     if (head->capacity <= (fit ? room : 2 * room) && (needs | STATISTIC_MOMENTS) == (head->needs | STATISTIC_MOMENTS))
         return false;
     if (room > head->capacity)
         room = head->capacity;
-    return create_arrays(s, needs, room, arrays, memory) == 0 && *memory != NULL;
+    return create_arrays(s, number, needs, room, arrays, memory) == 0 && *memory != NULL;
 }
 
 /* Lists every slot that stays, to fill other arrays: place i gets slot from[i], as kv_removal_moves has it. */
@@ -316,7 +365,8 @@ static void list_all(const struct kv_removal *removal, uint32_t slots_before, ui
 static uint32_t plan_head(struct statistics *s, uint32_t i, const struct kv_removal *removal, uint32_t slots_before,
     struct prune_work *work, struct statistics_move *move) {
     bool replaced = work->memory[i] != NULL;
-    *move = (struct statistics_move){.from = &s->heads[i], .to = replaced ? &work->arrays[i] : &s->heads[i]};
+    *move = (struct statistics_move){
+        .rank = rank_of(s, i), .from = &s->heads[i], .to = replaced ? &work->arrays[i] : &s->heads[i]};
     uint32_t *from = work->slots, *to = from + removal->count;
     if (!kv_removal_compacts(removal)) {
         move->count = replaced ? slots_before : 0;
@@ -366,7 +416,7 @@ static uint32_t plan_prune(const struct statistics_prune *prune, struct statisti
     for (uint32_t i = 0; i < heads_count(s); i++) {
         const struct kv_removal *removal = &prune->removals[i];
         uint32_t before = prune->slots_before[i], slots = slots_left(removal, before);
-        bool replaced = replacement(s, &s->heads[i], slots, prune->needs, prune->fit, &work.arrays[i], &work.memory[i]);
+        bool replaced = replacement(s, i, slots, prune->needs, prune->fit, &work.arrays[i], &work.memory[i]);
         if (!replaced && !kv_removal_compacts(removal) && removal->evict == KV_NO_SLOT)
             continue;
         work.slots += plan_head(s, i, removal, before, &work, &moves[count++]);
@@ -400,8 +450,11 @@ void statistics_keep(
     /* In runs: places ascend by one along with the slots of each. */
     uint32_t from[KV_PAGE_SLOTS], to[KV_PAGE_SLOTS];
     for (uint32_t done = 0; done <= count; done += KV_PAGE_SLOTS) {
-        struct statistics_move move = {
-            .from = &s->heads[head], .to = &s->heads[head], .from_slots = from, .to_slots = to};
+        struct statistics_move move = {.rank = rank_of(s, head),
+            .from = &s->heads[head],
+            .to = &s->heads[head],
+            .from_slots = from,
+            .to_slots = to};
         for (; move.count < KV_PAGE_SLOTS && done + move.count < count; move.count++) {
             from[move.count] = slots[done + move.count];
             to[move.count] = done + move.count;
@@ -420,15 +473,16 @@ void statistics_save(struct statistics *s, void *host) {
         if (s->memory[i] == NULL)
             continue;
         size_t bytes = arrays_bytes(s, &s->heads[i]);
-        operations(s)->download(s->backend, to, s->memory[i], bytes);
-        operations(s)->release(s->backend, s->memory[i]);
+        struct backend *on = backend_of(s, i);
+        on->operations->download(on, to, s->memory[i], bytes);
+        release_memory(s, i);
         s->memory[i] = NULL;
         to += bytes;
     }
     size_t bytes = statistics_moments_bytes(&s->shape, s->needs), held = s->bytes;
     s->moments_saved = s->moments[0].count != NULL;
     if (s->moments_saved)
-        operations(s)->download(s->backend, to, s->moments[0].count, bytes);
+        statistics_download(s->backend, to, s->moments[0].count, bytes);
     moments_release(s);
     s->bytes = held;
 }
@@ -441,20 +495,21 @@ int statistics_restore(struct statistics *s, const void *host, struct error *err
     s->bytes = held;
     for (uint32_t i = 0; i < heads_count(s); i++) {
         struct kv_statistics *head = &s->heads[i];
-        if (create_arrays(s, head->needs, head->capacity, head, &s->memory[i]) != 0)
+        struct backend *on = backend_of(s, i);
+        if (create_arrays(s, i, head->needs, head->capacity, head, &s->memory[i]) != 0)
             goto failed;
         size_t bytes = arrays_bytes(s, head);
         if (bytes > 0)
-            operations(s)->upload(s->backend, s->memory[i], from, bytes);
+            on->operations->upload(on, s->memory[i], from, bytes);
         from += bytes;
     }
     if (s->moments_saved)
-        operations(s)->upload(s->backend, s->moments[0].count, from, statistics_moments_bytes(&s->shape, s->needs));
+        statistics_upload(s->backend, s->moments[0].count, from, statistics_moments_bytes(&s->shape, s->needs));
     return 0;
 
 failed:
     for (uint32_t i = 0; i < heads_count(s); i++) {
-        operations(s)->release(s->backend, s->memory[i]);
+        release_memory(s, i);
         s->memory[i] = NULL;
     }
     moments_release(s);

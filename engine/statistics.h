@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What attention records of one sequence for its policy: the arrays of struct kv_statistics for each (layer, KV head),
- * and the moments of queries of each layer. Private to the sequence, in device memory. Knows no policy: it is told what
- * is needed, and when slots come, move and go.
+ * and the moments of queries of each layer. Private to the sequence, in device memory, each head's on its rank. Knows
+ * no policy: it is told what is needed, and when slots come, move and go.
  *
  * A head's arrays have room for `capacity` slots, in one allocation; columns of slots that hold no token are zero.
  */
@@ -17,6 +17,7 @@ struct statistics_shape {
     uint32_t window, history;
     uint64_t seed;
     uint32_t content; /* numbers of the network's content */
+    uint32_t ranks;   /* struct backend; divides kv_heads; 0: 1 */
 };
 
 struct statistics {
@@ -25,7 +26,7 @@ struct statistics {
     uint32_t needs;                /* mask of enum statistic */
     bool moments_saved;            /* between save and restore */
     size_t bytes;                  /* device memory held, or saved */
-    struct query_moments *moments; /* [layers]; sum NULL when not needed */
+    struct query_moments *moments; /* [layers]; sum NULL when not needed. Of several ranks rank 0's part: its heads' */
     void **memory;                 /* [layers * kv_heads] of each head's arrays; NULL while it has none */
     struct kv_statistics heads[];  /* [layers * kv_heads] */
 };
@@ -82,7 +83,10 @@ void statistics_keep(
 void statistics_save(struct statistics *statistics, void *host);
 int statistics_restore(struct statistics *statistics, const void *host, struct error *error);
 
-/* Copies between two allocations of a device. ERROR_MEMORY. */
+/* Copies between two allocations of the backend, on each rank; `bytes` of all together. ERROR_MEMORY. The same with
+ * host memory, where the ranks' bytes follow each other. */
 int statistics_copy_device(struct backend *backend, void *to, const void *from, size_t bytes);
+void statistics_download(struct backend *backend, void *host, const void *from, size_t bytes);
+void statistics_upload(struct backend *backend, void *to, const void *host, size_t bytes);
 
 #endif

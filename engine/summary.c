@@ -12,18 +12,28 @@ size_t summaries_bytes(uint32_t heads, uint32_t head_dim) {
 }
 
 static float *slot_at(const struct summaries *summaries, uint32_t head) {
-    return summaries->memory + head * SUMMARY_NUMBERS((size_t)summaries->head_dim);
+    struct backend *backend = summaries->backend;
+    uint32_t rank = backend_rank_of_head(backend, summaries->kv_heads, head);
+    float *memory = backend_address(backend, summaries->memory, rank);
+    uint32_t place = backend_head_on_rank(backend, summaries->kv_heads, head);
+    return memory + place * SUMMARY_NUMBERS((size_t)summaries->head_dim);
 }
 
-struct summaries *summaries_create(struct backend *backend, uint32_t heads, uint32_t head_dim) {
+static float *allocate(const struct summaries *summaries) {
+    struct backend *backend = summaries->backend;
+    return backend->operations->allocate(backend, summaries->bytes / backend_ranks(backend));
+}
+
+struct summaries *summaries_create(struct backend *backend, uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {
     struct summaries *summaries = calloc(1, sizeof *summaries + heads * sizeof *summaries->used);
     if (summaries == NULL)
         return NULL;
     summaries->backend = backend;
     summaries->heads = heads;
+    summaries->kv_heads = kv_heads;
     summaries->head_dim = head_dim;
     summaries->bytes = summaries_bytes(heads, head_dim);
-    summaries->memory = backend->operations->allocate(backend, summaries->bytes);
+    summaries->memory = allocate(summaries);
     if (summaries->memory == NULL) {
         free(summaries);
         return NULL;
@@ -32,7 +42,7 @@ struct summaries *summaries_create(struct backend *backend, uint32_t heads, uint
 }
 
 struct summaries *summaries_fork(const struct summaries *from) {
-    struct summaries *fork = summaries_create(from->backend, from->heads, from->head_dim);
+    struct summaries *fork = summaries_create(from->backend, from->heads, from->kv_heads, from->head_dim);
     if (fork == NULL)
         return NULL;
     fork->any = from->any;
@@ -119,15 +129,15 @@ void summaries_add(struct summaries *summaries, const struct kv_pool *pool, cons
 /* ---- host memory ---- */
 
 void summaries_save(struct summaries *summaries, void *host) {
-    summaries->backend->operations->download(summaries->backend, host, summaries->memory, summaries->bytes);
+    statistics_download(summaries->backend, host, summaries->memory, summaries->bytes);
     summaries->backend->operations->release(summaries->backend, summaries->memory);
     summaries->memory = NULL;
 }
 
 int summaries_restore(struct summaries *summaries, const void *host, struct error *error) {
-    summaries->memory = summaries->backend->operations->allocate(summaries->backend, summaries->bytes);
+    summaries->memory = allocate(summaries);
     if (summaries->memory == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for the summary slots of a sequence");
-    summaries->backend->operations->upload(summaries->backend, summaries->memory, host, summaries->bytes);
+    statistics_upload(summaries->backend, summaries->memory, host, summaries->bytes);
     return 0;
 }

@@ -15,18 +15,19 @@
 struct summaries {
     struct backend *backend;
     uint32_t heads; /* layers * kv_heads */
-    uint32_t head_dim;
+    uint32_t kv_heads, head_dim;
     size_t bytes;  /* of memory, or saved */
-    float *memory; /* device [heads][SUMMARY_NUMBERS(head_dim)]; NULL while saved */
+    float *memory; /* device, on each rank: [its heads][SUMMARY_NUMBERS(head_dim)]; NULL while saved */
     bool any;      /* some head lost something */
     bool used[];   /* [heads] it lost something: its slot is valid */
 };
 
 size_t summaries_bytes(uint32_t heads, uint32_t head_dim);
 
-struct summaries *summaries_create(struct backend *backend, uint32_t heads, uint32_t head_dim); /* NULL: no memory */
-struct summaries *summaries_fork(const struct summaries *from);                                 /* NULL: no memory */
-void summaries_free(struct summaries *summaries);                                               /* NULL allowed */
+/* heads: of all layers. NULL: no memory. */
+struct summaries *summaries_create(struct backend *backend, uint32_t heads, uint32_t kv_heads, uint32_t head_dim);
+struct summaries *summaries_fork(const struct summaries *from); /* NULL: no memory */
+void summaries_free(struct summaries *summaries);               /* NULL allowed */
 
 /* What attention reads of a head, or NULL. summaries may be NULL. */
 const float *summaries_slot(const struct summaries *summaries, uint32_t head);

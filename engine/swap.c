@@ -16,7 +16,7 @@ size_t sequence_swap_bytes(const struct sequence *sequence) {
 }
 
 uint64_t sequence_swap_pages(const struct sequence *sequence) {
-    return kv_sequence_pages_saved(sequence->kv) +
+    return kv_sequence_pages_to_restore(sequence->kv) +
            kv_cache_pages_of(sequence->engine->cache, sequence_device_bytes(sequence));
 }
 
@@ -41,7 +41,7 @@ int sequence_swap_out(struct sequence *sequence, struct error *error) {
         host += eviction->summaries->bytes;
     }
     if (eviction->sink_keys != NULL) {
-        engine_operations(engine)->download(engine->backend, host, eviction->sink_keys, sequence_sink_bytes(sequence));
+        statistics_download(engine->backend, host, eviction->sink_keys, sequence_sink_bytes(sequence));
         engine_operations(engine)->release(engine->backend, eviction->sink_keys);
         eviction->sink_keys = NULL;
         eviction->sinks_saved = true;
@@ -56,10 +56,10 @@ static int restore_sinks(struct sequence *sequence, const void *host, struct err
     size_t bytes = sequence_sink_bytes(sequence);
     if (!eviction->sinks_saved)
         return 0;
-    eviction->sink_keys = engine_operations(engine)->allocate(engine->backend, bytes);
+    eviction->sink_keys = engine_operations(engine)->allocate(engine->backend, bytes / backend_ranks(engine->backend));
     if (eviction->sink_keys == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for the keys of sinks");
-    engine_operations(engine)->upload(engine->backend, eviction->sink_keys, host, bytes);
+    statistics_upload(engine->backend, eviction->sink_keys, host, bytes);
     eviction->sinks_saved = false;
     return 0;
 }

@@ -71,12 +71,37 @@ size_t tensor_row_bytes(enum tensor_type type, uint32_t columns) {
     return (size_t)(columns / format->block_values) * format->block_bytes;
 }
 
+const void *tensor_row(const struct tensor *tensor, uint32_t row) {
+    size_t stride = tensor->stride != 0 ? tensor->stride : tensor_row_bytes(tensor->type, tensor->columns);
+    return (const char *)tensor->data + row * stride;
+}
+
+struct tensor tensor_cut_rows(const struct tensor *tensor, uint32_t first, uint32_t count) {
+    struct tensor part = *tensor;
+    size_t skipped = (size_t)((const char *)tensor_row(tensor, first) - (const char *)tensor->data);
+    part.data = (const char *)tensor->data + skipped;
+    part.rows = count;
+    part.bytes -= skipped;
+    return part;
+}
+
+struct tensor tensor_cut_columns(const struct tensor *tensor, uint32_t first, uint32_t count) {
+    struct tensor part = *tensor;
+    size_t skipped = tensor_row_bytes(tensor->type, first);
+    part.stride = tensor->stride != 0 ? tensor->stride : tensor_row_bytes(tensor->type, tensor->columns);
+    part.data = (const char *)tensor->data + skipped;
+    part.columns = count;
+    part.bytes -= skipped;
+    return part;
+}
+
 int tensor_check_size(const struct tensor *tensor, struct error *error) {
     uint32_t block = tensor_format_find(tensor->type)->block_values;
     if (tensor->rows == 0 || tensor->columns == 0 || tensor->columns % block != 0)
         return error_set(error, ERROR_FORMAT, "tensor %s is %u x %u, it must have whole blocks of %u columns",
             tensor->name, tensor->rows, tensor->columns, block);
-    size_t need = tensor->rows * tensor_row_bytes(tensor->type, tensor->columns);
+    size_t row_bytes = tensor_row_bytes(tensor->type, tensor->columns);
+    size_t need = (tensor->rows - 1) * (tensor->stride != 0 ? tensor->stride : row_bytes) + row_bytes;
     if (tensor->bytes < need)
         return error_set(error, ERROR_FORMAT, "tensor %s has %zu bytes, %u x %u need %zu", tensor->name, tensor->bytes,
             tensor->rows, tensor->columns, need);
@@ -178,7 +203,7 @@ static void dequantise_block(enum tensor_type type, const uint8_t *block, float 
 
 void tensor_dequantise_row(const struct tensor *tensor, uint32_t row, float *out) {
     const struct tensor_format *format = tensor_format_find(tensor->type);
-    const uint8_t *block = (const uint8_t *)tensor->data + row * tensor_row_bytes(tensor->type, tensor->columns);
+    const uint8_t *block = tensor_row(tensor, row);
     for (uint32_t column = 0; column < tensor->columns; column += format->block_values) {
         dequantise_block(tensor->type, block, out + column);
         block += format->block_bytes;

@@ -37,6 +37,7 @@ struct tensor {
     uint32_t columns;
     const void *data; /* borrowed from the file's mapping; may be unaligned */
     size_t bytes;
+    size_t stride; /* bytes from one row to the next, of columns cut out of a wider matrix; 0: rows follow each other */
 };
 
 /* What the program knows of a format; NULL for one that it cannot read. */
@@ -53,6 +54,13 @@ const char *tensor_type_name(uint32_t type);
 
 /* Bytes of one row; columns must be a multiple of block_values. */
 size_t tensor_row_bytes(enum tensor_type type, uint32_t columns);
+
+/* Where a row begins. */
+const void *tensor_row(const struct tensor *tensor, uint32_t row);
+/* Parts of a matrix of a known format, which borrow its data: rows [first, first + count); columns, both multiples of
+ * block_values. */
+struct tensor tensor_cut_rows(const struct tensor *tensor, uint32_t first, uint32_t count);
+struct tensor tensor_cut_columns(const struct tensor *tensor, uint32_t first, uint32_t count);
 
 /* Whether a tensor of a known format has rows of whole blocks, and its bytes are there. ERROR_FORMAT. */
 int tensor_check_size(const struct tensor *tensor, struct error *error);

@@ -18,6 +18,7 @@ struct layer_weights {
 
 struct transformer {
     struct backend *backend;
+    uint32_t ranks; /* of the backend: what of a matrix each has is part of its width */
     struct model_shape shape;
     uint32_t rows_max;
     struct backend_weight *embedding;
@@ -28,19 +29,28 @@ struct transformer {
     /* Device work space, rows_max rows each. */
     float *x;         /* [rows, width] residual stream */
     float *normed;    /* [rows, width] */
-    float *qkv;       /* [rows, (heads + 2 kv_heads) * head_dim] */
-    float *attention; /* [rows, heads * head_dim] */
-    float *gate_up;   /* [rows, 2 ff_width] */
-    float *activated; /* [rows, ff_width] */
+    float *qkv;       /* [rows, (heads + 2 kv_heads) * head_dim / ranks] */
+    float *attention; /* [rows, heads * head_dim / ranks] */
+    float *gate_up;   /* [rows, 2 ff_width / ranks] */
+    float *activated; /* [rows, ff_width / ranks] */
     float *hidden;    /* [rows, width] wanted rows after the final norm */
     float *gathered;  /* [TRANSFORMER_TILE, width] */
-    float *logits[2]; /* [TRANSFORMER_TILE, vocabulary], made when first needed */
+    float *logits[2]; /* [TRANSFORMER_TILE, vocabulary] of rank 0, made when first needed */
     bool profiling;
     struct engine_profile profile;
 };
 
 static const struct backend_operations *operations(const struct transformer *t) {
     return t->backend->operations;
+}
+
+/* Of one rank. */
+static uint32_t attention_width(const struct transformer *t) {
+    return t->shape.heads / t->ranks * t->shape.head_dim;
+}
+
+static uint32_t ff_width(const struct transformer *t) {
+    return t->shape.ff_width / t->ranks;
 }
 
 static float *upload_vector(struct transformer *t, const struct tensor *tensor, struct error *error) {
@@ -59,9 +69,12 @@ static float *upload_vector(struct transformer *t, const struct tensor *tensor, 
     return device;
 }
 
-static int load_matrix(struct transformer *t, const struct model *model, const struct tensor *tensor, bool exact,
-    struct backend_weight **out, struct error *error) {
-    *out = operations(t)->weight_create(t->backend, tensor, exact, error);
+static int load_matrix(struct transformer *t, const struct model *model, const struct tensor *tensor,
+    enum weight_role role, bool exact, struct backend_weight **out, struct error *error) {
+    if (t->ranks > 1)
+        *out = operations(t)->weight_split(t->backend, tensor, role, exact, error);
+    else
+        *out = operations(t)->weight_create(t->backend, tensor, exact, error);
     if (*out == NULL)
         return error ? error->code : ERROR_MEMORY;
     gguf_forget(model->file, tensor->data, tensor->bytes);
@@ -76,18 +89,19 @@ static int load_layer(struct transformer *t, const struct model *model, const st
         return ERROR_MEMORY;
     const struct {
         const struct tensor *tensor;
+        enum weight_role role;
         struct backend_weight **weight;
     } matrices[] = {
-        {&from->attn_q, &to->qkv[0]},
-        {&from->attn_k, &to->qkv[1]},
-        {&from->attn_v, &to->qkv[2]},
-        {&from->attn_output, &to->attn_output},
-        {&from->ffn_gate, &to->gate_up[0]},
-        {&from->ffn_up, &to->gate_up[1]},
-        {&from->ffn_down, &to->down},
+        {&from->attn_q, WEIGHT_ROWS, &to->qkv[0]},
+        {&from->attn_k, WEIGHT_ROWS, &to->qkv[1]},
+        {&from->attn_v, WEIGHT_ROWS, &to->qkv[2]},
+        {&from->attn_output, WEIGHT_COLUMNS, &to->attn_output},
+        {&from->ffn_gate, WEIGHT_ROWS, &to->gate_up[0]},
+        {&from->ffn_up, WEIGHT_ROWS, &to->gate_up[1]},
+        {&from->ffn_down, WEIGHT_COLUMNS, &to->down},
     };
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        int code = load_matrix(t, model, matrices[i].tensor, exact, matrices[i].weight, error);
+        int code = load_matrix(t, model, matrices[i].tensor, matrices[i].role, exact, matrices[i].weight, error);
         if (code != 0)
             return code;
     }
@@ -98,12 +112,12 @@ static int load_weights(struct transformer *t, const struct model *model, bool e
     t->layers = calloc(t->shape.layers, sizeof *t->layers);
     if (t->layers == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for %u layers", t->shape.layers);
-    int code = load_matrix(t, model, &model->token_embedding, exact, &t->embedding, error);
+    int code = load_matrix(t, model, &model->token_embedding, WEIGHT_VOCABULARY, exact, &t->embedding, error);
     if (code != 0)
         return code;
     if (model->output.data == model->token_embedding.data)
         t->output = t->embedding;
-    else if ((code = load_matrix(t, model, &model->output, exact, &t->output, error)) != 0)
+    else if ((code = load_matrix(t, model, &model->output, WEIGHT_VOCABULARY, exact, &t->output, error)) != 0)
         return code;
     t->output_norm = upload_vector(t, &model->output_norm, error);
     if (t->output_norm == NULL)
@@ -118,8 +132,7 @@ static int load_weights(struct transformer *t, const struct model *model, bool e
 
 static int allocate_workspace(struct transformer *t, struct error *error) {
     const struct model_shape *s = &t->shape;
-    size_t heads_width = (size_t)s->heads * s->head_dim;
-    size_t qkv_width = (size_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
+    size_t qkv_width = (size_t)(s->heads + 2 * s->kv_heads) / t->ranks * s->head_dim;
     const struct {
         float **buffer;
         size_t width;
@@ -127,9 +140,9 @@ static int allocate_workspace(struct transformer *t, struct error *error) {
         {&t->x, s->width},
         {&t->normed, s->width},
         {&t->qkv, qkv_width},
-        {&t->attention, heads_width},
-        {&t->gate_up, 2 * (size_t)s->ff_width},
-        {&t->activated, s->ff_width},
+        {&t->attention, attention_width(t)},
+        {&t->gate_up, 2 * (size_t)ff_width(t)},
+        {&t->activated, ff_width(t)},
         {&t->hidden, s->width},
     };
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {
@@ -146,6 +159,19 @@ static int allocate_workspace(struct transformer *t, struct error *error) {
     return 0;
 }
 
+static int check_ranks(const struct transformer *t, struct error *error) {
+    const struct model_shape *s = &t->shape;
+    const struct {
+        const char *name;
+        uint32_t count;
+    } shared[] = {{"KV heads", s->kv_heads}, {"heads", s->heads}, {"feed-forward columns", s->ff_width}};
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+        if (shared[i].count % t->ranks != 0)
+            return error_set(error, ERROR_UNSUPPORTED, "the model's %u %s cannot be shared out evenly over %u devices",
+                shared[i].count, shared[i].name, t->ranks);
+    return 0;
+}
+
 struct transformer *transformer_create(
     struct backend *backend, const struct model *model, uint32_t rows_max, bool exact, struct error *error) {
     struct transformer *t = calloc(1, sizeof *t);
@@ -154,9 +180,10 @@ struct transformer *transformer_create(
         return NULL;
     }
     t->backend = backend;
+    t->ranks = backend_ranks(backend);
     t->shape = model->shape;
     t->rows_max = rows_max;
-    if (load_weights(t, model, exact, error) != 0 || allocate_workspace(t, error) != 0) {
+    if (check_ranks(t, error) != 0 || load_weights(t, model, exact, error) != 0 || allocate_workspace(t, error) != 0) {
         transformer_free(t);
         return NULL;
     }
@@ -184,10 +211,13 @@ void transformer_free(struct transformer *t) {
     if (t->output != t->embedding)
         operations(t)->weight_free(t->backend, t->output);
     operations(t)->weight_free(t->backend, t->embedding);
-    float *buffers[] = {t->output_norm, t->x, t->normed, t->qkv, t->attention, t->gate_up, t->activated, t->hidden,
-        t->gathered, t->logits[0], t->logits[1]};
+    float *buffers[] = {
+        t->output_norm, t->x, t->normed, t->qkv, t->attention, t->gate_up, t->activated, t->hidden, t->gathered};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         operations(t)->release(t->backend, buffers[i]);
+    struct backend *first = backend_of_rank(t->backend, 0);
+    for (int i = 0; i < 2; i++)
+        first->operations->release(first, t->logits[i]);
     free(t->inverse_freq);
     free(t);
 }
@@ -257,7 +287,7 @@ static void run_feed_forward(struct transformer *t, struct layer_weights *w, uin
     run_norm(t, t->x, w->ffn_norm, rows, t->normed);
     run_linear(t, PHASE_GATE_UP, w->gate_up, 2, t->normed, rows, false, t->gate_up);
     double start = phase_start(t);
-    operations(t)->silu_mul(t->backend, t->gate_up, rows, t->shape.ff_width, t->activated);
+    operations(t)->silu_mul(t->backend, t->gate_up, rows, ff_width(t), t->activated);
     phase_end(t, PHASE_SILU, start, 0);
     run_linear(t, PHASE_DOWN, &w->down, 1, t->activated, rows, true, t->x);
 }
@@ -271,8 +301,7 @@ static void swap_streams(struct transformer *t) {
 /* After the last layer's attention only wanted rows matter: moves them to the front of x and attention. */
 static void drop_unwanted_rows(struct transformer *t, const struct transformer_batch *batch) {
     const struct backend_operations *o = operations(t);
-    uint32_t heads_width = t->shape.heads * t->shape.head_dim;
-    o->gather_rows(t->backend, t->attention, batch->wanted, batch->wanted_count, heads_width, t->qkv);
+    o->gather_rows(t->backend, t->attention, batch->wanted, batch->wanted_count, attention_width(t), t->qkv);
     o->gather_rows(t->backend, t->x, batch->wanted, batch->wanted_count, t->shape.width, t->normed);
     swap_streams(t);
 }
@@ -373,16 +402,17 @@ static const float *collect_hidden(struct transformer *t, const uint32_t *hidden
 
 const float *transformer_logits(
     struct transformer *t, const uint32_t *hidden_rows, uint32_t count, uint32_t which, struct error *error) {
-    const struct backend_operations *o = operations(t);
+    struct backend *first = backend_of_rank(t->backend, 0);
+    size_t bytes = TRANSFORMER_TILE * (size_t)t->shape.vocabulary * sizeof(float);
     if (t->logits[which] == NULL)
-        t->logits[which] = o->allocate(t->backend, TRANSFORMER_TILE * (size_t)t->shape.vocabulary * sizeof(float));
+        t->logits[which] = first->operations->allocate(first, bytes);
     if (t->logits[which] == NULL) {
         error_set(error, ERROR_MEMORY, "no memory for logits");
         return NULL;
     }
     const float *hidden = collect_hidden(t, hidden_rows, count);
     run_linear(t, PHASE_LOGITS, &t->output, 1, hidden, count, false, t->logits[which]);
-    return t->logits[which];
+    return backend_check(t->backend, error) == 0 ? t->logits[which] : NULL;
 }
 
 struct rope_params transformer_rope(const struct transformer *t) {

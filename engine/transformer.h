@@ -37,11 +37,12 @@ struct transformer *transformer_create(
     struct backend *backend, const struct model *model, uint32_t rows_max, bool exact, struct error *error);
 void transformer_free(struct transformer *transformer); /* NULL allowed */
 
-/* Computes a batch; the hidden states of wanted rows, after the final norm, are kept: [wanted_count, width]. */
+/* Computes a batch (whether it did: backend_check); the hidden states of wanted rows, after the final norm, are kept:
+ * [wanted_count, width]. */
 void transformer_forward(struct transformer *transformer, const struct transformer_batch *batch);
 
-/* Device logits [count, vocabulary] of hidden rows (indices into the last batch's wanted rows); count <=
- * TRANSFORMER_TILE. Two buffers, so that two sets can be compared; which is 0 or 1. */
+/* Logits [count, vocabulary] on the device, or on rank 0 of several of hidden rows (indices into the last batch's
+ * wanted rows); count <= TRANSFORMER_TILE. Two buffers, so that two sets can be compared; which is 0 or 1. */
 enum { TRANSFORMER_TILE = 32 };
 const float *transformer_logits(
     struct transformer *transformer, const uint32_t *hidden_rows, uint32_t count, uint32_t which, struct error *error);

@@ -161,7 +161,8 @@ struct statistics_rows attend_block_statistics(
 
 struct statistics_part attend_block_part(const struct attend_job *job, const struct attend_block *block) {
     uint32_t group = job->heads / job->layout->kv_heads;
-    return (struct statistics_part){block->head, block->head - block->kv_head * group, block->group};
+    uint32_t before = job->layout->first_head * group; /* heads of the model, of other ranks */
+    return (struct statistics_part){before + block->head, block->head - block->kv_head * group, block->group};
 }
 
 static void split_add_noise(const struct attend_job *job, const struct attend_block *block, uint32_t row,

@@ -78,11 +78,10 @@ static void pack_strip(void *context, uint32_t index, uint32_t thread) {
     const struct packing *packing = context;
     const struct tensor *tensor = packing->tensor;
     struct backend_weight *weight = packing->weight;
-    size_t row_bytes = tensor_row_bytes(tensor->type, tensor->columns);
     char *strip = weight->data + index * weight->strip_bytes;
     uint32_t first = index * LINEAR_STRIP;
     for (uint32_t lane = 0; lane < LINEAR_STRIP && first + lane < weight->rows; lane++) {
-        const char *row = (const char *)tensor->data + (first + lane) * row_bytes;
+        const char *row = tensor_row(tensor, first + lane);
         if (packing->dequantised != NULL) {
             float *values = packing->dequantised + (size_t)thread * weight->columns;
             tensor_dequantise_row(tensor, first + lane, values);

@@ -203,7 +203,7 @@ static void score_head_slots(const struct stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
     const int32_t *positions = unit->scratch->slots[head].positions;
     bool paper = stage->network->shape.features == FEATURES_PAPER;
-    uint32_t number = unit->layer->layer * unit->pool->layout.kv_heads + head;
+    uint32_t number = kv_layout_head_number(&unit->pool->layout, unit->layer->layer, head);
     float standard[STATISTIC_STANDARD_NUMBERS] = {0}, scores[NETWORK_CHUNK];
     if (paper)
         find_standard(stage, head, standard);
@@ -230,7 +230,7 @@ void score_network(const struct score_unit *unit, const struct score_stage *what
     (void)head;
     stage_open(unit, &stage);
     for (uint32_t k = 0; k < kv_heads; k++) {
-        size_t number = (size_t)unit->layer->layer * kv_heads + k;
+        size_t number = kv_layout_head_number(&unit->pool->layout, unit->layer->layer, k);
         if (network->shape.features == FEATURES_CONTENT) {
             memset(stage.bias, 0, round_rows(hidden) * sizeof *stage.bias);
             memcpy(stage.bias, network->b1 + number * hidden, hidden * sizeof *stage.bias);

@@ -196,7 +196,8 @@ static void store_content(const struct number_block *block) {
     const struct score_kernels *kernels = block->call->cpu->score;
     const struct kv_layout *layout = &block->call->pool->layout;
     uint32_t content = block->network->shape.content, dim = layout->head_dim;
-    size_t row = 2 * (size_t)padded_pairs(turns->dim), number = (size_t)block->layer * layout->kv_heads + block->head;
+    size_t row = 2 * (size_t)padded_pairs(turns->dim);
+    size_t number = kv_layout_head_number(layout, block->layer, block->head);
     const float *low[SCORE_LANES], *high[SCORE_LANES];
     for (uint32_t lane = 0; lane < SCORE_LANES; lane++) {
         low[lane] = turns->low + (size_t)(block->positions[lane] % TURNS_LOW) * row;

@@ -26,7 +26,7 @@ void score_position(const struct score_unit *unit, const struct score_stage *sta
 
 void score_random(const struct score_unit *unit, const struct score_stage *stage, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
-    uint32_t stream = unit->layer->layer * unit->pool->layout.kv_heads + head;
+    uint32_t stream = kv_layout_head_number(&unit->pool->layout, unit->layer->layer, head);
     (void)stage;
     unit->kernels->uniform(unit->scratch->slots[head].positions, unit->layer->seed, stream, at->view.slots, at->scores);
 }

@@ -144,9 +144,10 @@ static void case_append_rounding(struct parity *parity) {
         0x1p-126f, 0x1p-149f, 0x1.ffcp-15f, 0x1.ffffp-15f};
     enum { DIM = 64 };
     enum kv_format format = (enum kv_format)(parity->round % 3);
-    struct kv_layout layout = {1, 1, DIM, format};
+    struct kv_layout layout = {.layers = 1, .kv_heads = 1, .head_dim = DIM, .format = format};
     struct reference_pool pool = {NULL, scene_page_bytes(&layout), layout};
-    struct kv_pool device = {parity_upload(parity, NULL, pool.page_bytes), pool.page_bytes, layout};
+    struct kv_pool device = {
+        .base = parity_upload(parity, NULL, pool.page_bytes), .page_bytes = pool.page_bytes, .layout = layout};
     static const float inverse_freq[DIM / 2];
     static const uint32_t table[] = {0};
     float row[3 * DIM];
@@ -178,8 +179,9 @@ static void case_append_rounding(struct parity *parity) {
 /* A later token whose value is infinite or NaN in the cache must not reach the rows before it. */
 static void case_hidden_infinity(struct parity *parity) {
     enum { DIM = 64, ROWS = 21, HEADS = 2, WIDTH = (HEADS + 2) * DIM };
-    struct kv_layout layout = {1, 1, DIM, (enum kv_format)(parity->round % 3)};
-    struct kv_pool pool = {NULL, scene_page_bytes(&layout), layout};
+    struct kv_layout layout = {
+        .layers = 1, .kv_heads = 1, .head_dim = DIM, .format = (enum kv_format)(parity->round % 3)};
+    struct kv_pool pool = {.page_bytes = scene_page_bytes(&layout), .layout = layout};
     static const uint32_t table[] = {1, 0};
     static const float inverse_freq[DIM / 2];
     struct kv_item item = {.rows = ROWS};
@@ -239,9 +241,9 @@ static void work_append(void *context) {
 static void time_attend(struct parity *parity, enum kv_format format, uint32_t layers, uint32_t items_count,
     uint32_t rows, uint32_t depth) {
     enum { HEADS = 9, KV_HEADS = 3, DIM = 64 };
-    struct kv_layout layout = {1, KV_HEADS, DIM, format};
+    struct kv_layout layout = {.layers = 1, .kv_heads = KV_HEADS, .head_dim = DIM, .format = format};
     uint32_t table_pages = (depth + rows + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS, tables = items_count * KV_HEADS * layers;
-    struct kv_pool pool = {NULL, scene_page_bytes(&layout), layout};
+    struct kv_pool pool = {.page_bytes = scene_page_bytes(&layout), .layout = layout};
     struct reference_pool image = {parity_host(tables * table_pages * pool.page_bytes), pool.page_bytes, layout};
     uint32_t *table = parity_host(tables * table_pages * sizeof *table);
     struct kv_item *items = parity_host(items_count * sizeof *items);

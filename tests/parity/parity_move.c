@@ -211,7 +211,7 @@ static void case_arguments(struct parity *parity) {
             slots[i] = (first[call] + i) % SLOTS;
             slots[SLOTS + i] = i;
         }
-        struct statistics_move move = {&from, &to[call], slots, slots + SLOTS, SLOTS, 0, 0};
+        struct statistics_move move = {&from, &to[call], slots, slots + SLOTS, SLOTS, 0, 0, 0};
         parity->operations->move_statistics(parity->backend, &move, 1, 1, 2);
     }
     memset(slots, 0, 2 * SLOTS * sizeof *slots);

@@ -72,7 +72,8 @@ static void draw_network(struct parity *parity, struct scene *scene, bool paper)
     for (uint32_t i = 0; network_array(scene->network, i, &array); i++)
         if (strcmp(array.name, "layer_budgets") != 0)
             parity_fill_normal(parity, array.values, array.count, strcmp(array.name, "scale") == 0 ? 0.7f : 0.5f);
-    scene->pool.layout = (struct kv_layout){shape.layers, shape.kv_heads, shape.head_dim, KV_F32};
+    scene->pool.layout = (struct kv_layout){
+        .layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim, .format = KV_F32};
     scene->heads_count = shape.layers * shape.kv_heads;
 }
 
@@ -213,14 +214,20 @@ static void scene_create(struct parity *parity, struct scene *scene, bool paper)
         size_t count = (size_t)rows * scene->heads * dim;
         float *data = parity_host(count * sizeof *data);
         parity_fill_normal(parity, data, count, 0.3f);
-        scene->output[layer] =
-            (struct tensor){"output", TENSOR_F32, rows, scene->heads * dim, data, count * sizeof *data};
+        scene->output[layer] = (struct tensor){.name = "output",
+            .type = TENSOR_F32,
+            .rows = rows,
+            .columns = scene->heads * dim,
+            .data = data,
+            .bytes = count * sizeof *data};
     }
     scene->rope = (struct rope_params){parity_random(parity, 0, 2) == 0 ? dim / 4 * 2 : dim, scene->inverse_freq};
     for (uint32_t pair = 0; pair < scene->rope.dim / 2; pair++)
         scene->inverse_freq[pair] = (float)pow(10000, -2.0 * pair / scene->rope.dim);
-    scene->device = (struct kv_pool){parity_upload(parity, scene->pool.image, scene->pages * scene->pool.page_bytes),
-        scene->pool.page_bytes, *layout};
+    scene->device =
+        (struct kv_pool){.base = parity_upload(parity, scene->pool.image, scene->pages * scene->pool.page_bytes),
+            .page_bytes = scene->pool.page_bytes,
+            .layout = *layout};
     connect(parity, scene);
 }
 
@@ -228,8 +235,14 @@ static void scene_create(struct parity *parity, struct scene *scene, bool paper)
  * one may come to lie at the same place: a call for a model of another shape lets go of the last one. */
 static void forget_matrices(struct parity *parity) {
     static const float numbers[KV_HEADS_MAX * 4 * 2];
-    const struct kv_pool pool = {NULL, 0, {LAYERS_MAX + 1, 1, 2, KV_F32}};
-    const struct tensor output = {"output", TENSOR_F32, 1, 2, (void *)numbers, 2 * sizeof *numbers};
+    const struct kv_pool pool = {
+        .page_bytes = 0, .layout = {.layers = LAYERS_MAX + 1, .kv_heads = 1, .head_dim = 2, .format = KV_F32}};
+    const struct tensor output = {.name = "output",
+        .type = TENSOR_F32,
+        .rows = 1,
+        .columns = 2,
+        .data = (void *)numbers,
+        .bytes = 2 * sizeof *numbers};
     const struct kv_head_view view = {.pages = NULL, .slots = 0, .first_slot = 0};
     float norm;
     struct error error = {0};

@@ -56,8 +56,9 @@ static void create_pool(struct parity *parity, struct timing *timing) {
     uint16_t *image = parity_host(pages * page_bytes);
     for (size_t i = 0; i < pages * page_bytes / 2; i++)
         image[i] = (uint16_t)(0x3000 + (parity_random_bits(parity) & 0x83ff));
-    timing->pool =
-        (struct kv_pool){parity_upload(parity, image, pages * page_bytes), page_bytes, {LAYERS, KV_HEADS, DIM, KV_F16}};
+    timing->pool = (struct kv_pool){.base = parity_upload(parity, image, pages * page_bytes),
+        .page_bytes = page_bytes,
+        .layout = {.layers = LAYERS, .kv_heads = KV_HEADS, .head_dim = DIM, .format = KV_F16}};
     free(image);
     for (uint32_t i = 0; i < pages; i++)
         timing->pages[i] = i;
@@ -74,7 +75,12 @@ static void create_model(struct parity *parity, struct timing *timing, struct ne
         size_t count = (size_t)WIDTH * WIDTH;
         float *data = parity_host(count * sizeof *data);
         parity_fill_normal(parity, data, count, 0.1f);
-        timing->output[layer] = (struct tensor){"output", TENSOR_F32, WIDTH, WIDTH, data, count * sizeof *data};
+        timing->output[layer] = (struct tensor){.name = "output",
+            .type = TENSOR_F32,
+            .rows = WIDTH,
+            .columns = WIDTH,
+            .data = data,
+            .bytes = count * sizeof *data};
     }
     for (uint32_t pair = 0; pair < DIM / 2; pair++)
         timing->inverse_freq[pair] = (float)pow(10000, -2.0 * pair / DIM);

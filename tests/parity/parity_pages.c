@@ -19,7 +19,10 @@ struct pool_pair {
 };
 
 static void pair_create(struct parity *parity, struct pool_pair *pair) {
-    struct kv_layout layout = {1, 1, 2 * parity_random(parity, 1, 60), (enum kv_format)(parity->round % 3)};
+    struct kv_layout layout = {.layers = 1,
+        .kv_heads = 1,
+        .head_dim = 2 * parity_random(parity, 1, 60),
+        .format = (enum kv_format)(parity->round % 3)};
     size_t numbers = (size_t)2 * KV_PAGE_SLOTS * layout.head_dim * reference_number_bytes(layout.format);
     pair->host.layout = pair->device.layout = layout;
     pair->host.page_bytes = pair->device.page_bytes = (numbers + KV_PAGE_SLOTS * sizeof(int32_t) + 63) / 64 * 64;

@@ -99,7 +99,8 @@ void scene_create(
     struct parity *parity, struct scene *scene, enum kv_format format, const struct scene_limits *limits) {
     memset(scene, 0, sizeof *scene);
     uint32_t dim = limits->dim != 0 ? limits->dim : draw_dim(parity);
-    struct kv_layout layout = {1, parity_random(parity, 1, KV_HEADS_MAX), dim, format};
+    struct kv_layout layout = {
+        .layers = 1, .kv_heads = parity_random(parity, 1, KV_HEADS_MAX), .head_dim = dim, .format = format};
     scene->heads = layout.kv_heads * parity_random(parity, 1, limits->group);
     draw_items(parity, scene, limits);
     uint32_t old_slots[VIEWS_MAX], table_pages[VIEWS_MAX], pages = 0;
@@ -125,7 +126,7 @@ void scene_create(
         fill_head(parity, scene, view / layout.kv_heads, &scene->views[view], scene->tables[view], old_slots[view]);
     }
     free(numbers);
-    scene->device = (struct kv_pool){NULL, scene->pool.page_bytes, layout};
+    scene->device = (struct kv_pool){.page_bytes = scene->pool.page_bytes, .layout = layout};
     scene->device.base = parity_upload(parity, scene->pool.image, scene->pages * scene->pool.page_bytes);
     uint32_t rope_dim = parity_random(parity, 0, 2) == 0 ? dim / 2 / 2 * 2 : dim;
     scene->inverse_freq = parity_host((rope_dim / 2 + 1) * sizeof(float));

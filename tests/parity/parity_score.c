@@ -118,7 +118,8 @@ static void draw_output(struct parity *parity, struct scene *scene, uint32_t lay
         reference_round(KV_F16, 0.1 * (double)parity_normal(parity), data + 2 * at);
     if (type == TENSOR_F32)
         parity_fill_normal(parity, (float *)data, count, 0.1f);
-    scene->output[layer] = (struct tensor){"output", type, scene->width, columns, data, bytes};
+    scene->output[layer] = (struct tensor){
+        .name = "output", .type = type, .rows = scene->width, .columns = columns, .data = data, .bytes = bytes};
     double *rows = parity_host(count * sizeof *rows);
     for (uint32_t row = 0; row < scene->width; row++)
         reference_weight_row(&scene->output[layer], row, rows + (size_t)row * columns);
@@ -361,8 +362,10 @@ static void make_long(struct parity *parity, struct scene *scene, struct kv_layo
 static void scene_create(struct parity *parity, struct scene *scene, bool same_slots, enum scene_size size) {
     bool small = size == SCENE_SMALL;
     static const uint32_t dims[] = {64, 32, 128, 40, 66, 2};
-    struct kv_layout layout = {1, parity_random(parity, 1, KV_HEADS_MAX), dims[parity_random(parity, 0, 5)],
-        (enum kv_format)parity_random(parity, 0, 2)};
+    struct kv_layout layout = {.layers = 1,
+        .kv_heads = parity_random(parity, 1, KV_HEADS_MAX),
+        .head_dim = dims[parity_random(parity, 0, 5)],
+        .format = (enum kv_format)parity_random(parity, 0, 2)};
     uint32_t slots[HEADS_MAX], slots_max[LAYERS_MAX], pages = 0;
     memset(scene, 0, sizeof *scene);
     scene->layers = parity_random(parity, 1, LAYERS_MAX);
@@ -397,7 +400,7 @@ static void scene_create(struct parity *parity, struct scene *scene, bool same_s
         head_create(parity, scene, i, slots[i], &next);
         head_connect(parity, scene, i, slots[i]);
     }
-    scene->device = (struct kv_pool){NULL, scene->pool.page_bytes, layout};
+    scene->device = (struct kv_pool){.page_bytes = scene->pool.page_bytes, .layout = layout};
     scene->device.base = parity_upload(parity, scene->pool.image, scene->pages * scene->pool.page_bytes);
 }
 

@@ -147,8 +147,9 @@ static void create_model(struct parity *parity, struct timing *timing) {
         for (uint32_t place = 0; place < KV_PAGE_SLOTS; place++)
             positions[place] = (int32_t)timing->positions[0][page % PAGES * KV_PAGE_SLOTS + place];
     }
-    timing->pool =
-        (struct kv_pool){parity_upload(parity, image, pages * page_bytes), page_bytes, {LAYERS, KV_HEADS, DIM, KV_F16}};
+    timing->pool = (struct kv_pool){.base = parity_upload(parity, image, pages * page_bytes),
+        .page_bytes = page_bytes,
+        .layout = {.layers = LAYERS, .kv_heads = KV_HEADS, .head_dim = DIM, .format = KV_F16}};
     free(image);
     timing->pages = parity_host(pages * sizeof *timing->pages);
     for (uint32_t i = 0; i < pages; i++)
@@ -157,7 +158,8 @@ static void create_model(struct parity *parity, struct timing *timing) {
         unsigned char *data = parity_host(matrix);
         for (size_t at = 0; at < matrix; at++)
             data[at] = at % 20 < 4 ? (at % 2 != 0 ? 0x20 : 0) : (unsigned char)parity_random_bits(parity);
-        timing->output[layer] = (struct tensor){"output", TENSOR_Q4_1, WIDTH, WIDTH, data, matrix};
+        timing->output[layer] = (struct tensor){
+            .name = "output", .type = TENSOR_Q4_1, .rows = WIDTH, .columns = WIDTH, .data = data, .bytes = matrix};
     }
     for (uint32_t pair = 0; pair < DIM / 2; pair++)
         timing->inverse_freq[pair] = (float)pow(10000, -2.0 * pair / DIM);

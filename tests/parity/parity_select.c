@@ -90,7 +90,7 @@ static uint32_t pages_for(uint32_t slots) {
 
 /* Pages of all rows, that hold positions alone; page numbers from the end on. */
 static struct kv_pool pages_create(struct parity *parity, struct rows *rows, uint32_t count) {
-    const struct kv_layout layout = {1, 1, 2, KV_F16};
+    const struct kv_layout layout = {.layers = 1, .kv_heads = 1, .head_dim = 2, .format = KV_F16};
     size_t bytes = kv_page_bytes(&layout), places = (size_t)2 * 2 * KV_PAGE_SLOTS * 2;
     uint32_t next = 0;
     for (uint32_t i = 0; i < count; i++)
@@ -113,7 +113,7 @@ static struct kv_pool pages_create(struct parity *parity, struct rows *rows, uin
         }
         of->got[i % ROWS_MAX].view = (struct kv_head_view){.pages = table, .slots = row->slots};
     }
-    const struct kv_pool pool = {parity_upload(parity, image, all), bytes, layout};
+    const struct kv_pool pool = {.base = parity_upload(parity, image, all), .page_bytes = bytes, .layout = layout};
     free(image);
     return pool;
 }

@@ -26,7 +26,7 @@ struct timed {
 };
 
 static void fill_pages(struct parity *parity, struct timed *timed, uint32_t table_pages) {
-    struct kv_layout layout = {1, KV_HEADS, DIM, KV_F16};
+    struct kv_layout layout = {.layers = 1, .kv_heads = KV_HEADS, .head_dim = DIM, .format = KV_F16};
     timed->pool = (struct kv_pool){.page_bytes = scene_page_bytes(&layout), .layout = layout};
     uint32_t pages = timed->views_count * table_pages, slots = timed->views[0].slots;
     struct reference_pool image = {parity_host(pages * timed->pool.page_bytes), timed->pool.page_bytes, layout};

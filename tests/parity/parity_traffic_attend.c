@@ -31,7 +31,8 @@ struct cache {
 };
 
 static void cache_create(struct parity *parity, const struct shape *shape, struct cache *cache) {
-    struct kv_layout layout = {1, shape->kv_heads, shape->dim, shape->format};
+    struct kv_layout layout = {
+        .layers = 1, .kv_heads = shape->kv_heads, .head_dim = shape->dim, .format = shape->format};
     size_t page_bytes = kv_page_bytes(&layout), pages = 0, at = 0;
     memset(cache, 0, sizeof *cache);
     cache->shape = shape;
@@ -55,7 +56,8 @@ static void cache_create(struct parity *parity, const struct shape *shape, struc
     for (uint32_t item = 0; item < shape->items; item++)
         cache->items[item] = (struct kv_item){
             .first_row = item * shape->rows, .rows = shape->rows, .position = shape->old[item], .prompt = 1};
-    cache->pool = (struct kv_pool){parity_upload(parity, image.image, pages * page_bytes), page_bytes, layout};
+    cache->pool = (struct kv_pool){
+        .base = parity_upload(parity, image.image, pages * page_bytes), .page_bytes = page_bytes, .layout = layout};
     free(image.image);
     size_t width = (size_t)(shape->heads + 2 * shape->kv_heads) * shape->dim, rows = shape->items * shape->rows;
     float *qkv = parity_host(rows * width * sizeof *qkv);

@@ -47,7 +47,7 @@ struct pages {
 };
 
 static struct pages pages_create(struct parity *parity, uint32_t count, uint32_t kv_heads, uint32_t dim) {
-    struct kv_layout layout = {1, kv_heads, dim, KV_F16};
+    struct kv_layout layout = {.layers = 1, .kv_heads = kv_heads, .head_dim = dim, .format = KV_F16};
     size_t bytes = kv_page_bytes(&layout);
     struct pages pages = {
         {parity_upload(parity, NULL, count * bytes), bytes, layout}, parity_host(count * sizeof(uint32_t)), count};
@@ -183,7 +183,7 @@ static void case_columns(struct parity *parity) {
         to[count] = count + count / 3;
         count++;
     }
-    struct statistics_move move = {&head, &head, from, to, count, KEPT, SLOTS};
+    struct statistics_move move = {&head, &head, from, to, count, KEPT, SLOTS, 0};
     traffic_begin(parity);
     parity->operations->move_statistics(parity->backend, &move, 1, 3, 64);
     /* Four rows at a time read the lists. */

@@ -93,11 +93,11 @@ static void create_network(struct parity *parity, struct scene *scene, bool pape
 
 static void scene_create(struct parity *parity, struct scene *scene, uint32_t layers, uint32_t kv_heads, uint32_t group,
     uint32_t slots, uint32_t dim) {
-    struct kv_layout layout = {layers, kv_heads, dim, KV_F16};
+    struct kv_layout layout = {.layers = layers, .kv_heads = kv_heads, .head_dim = dim, .format = KV_F16};
     uint32_t units = layers * kv_heads, pages = units * slots / KV_PAGE_SLOTS;
     pages += pages % 7 == 0; /* steps of 7 reach every page */
     *scene = (struct scene){.layers = layers, .kv_heads = kv_heads, .group = group, .slots = slots, .dim = dim};
-    scene->pool = (struct kv_pool){NULL, kv_page_bytes(&layout), layout};
+    scene->pool = (struct kv_pool){.page_bytes = kv_page_bytes(&layout), .layout = layout};
     char *image = parity_host(pages * scene->pool.page_bytes);
     for (uint32_t i = 0; i < units; i++)
         create_unit(parity, scene, i, image, pages);
@@ -106,7 +106,12 @@ static void scene_create(struct parity *parity, struct scene *scene, uint32_t la
     uint32_t rows = 64, columns = kv_heads * group * dim;
     float *data = parity_host((size_t)rows * columns * sizeof *data);
     parity_fill_normal(parity, data, (size_t)rows * columns, 0.1f);
-    scene->output = (struct tensor){"output", TENSOR_F32, rows, columns, data, (size_t)rows * columns * sizeof *data};
+    scene->output = (struct tensor){.name = "output",
+        .type = TENSOR_F32,
+        .rows = rows,
+        .columns = columns,
+        .data = data,
+        .bytes = (size_t)rows * columns * sizeof *data};
     for (uint32_t pair = 0; pair < dim / 2; pair++)
         scene->inverse_freq[pair] = (float)pow(10000, -2.0 * pair / dim);
     scene->rope = (struct rope_params){dim, scene->inverse_freq};

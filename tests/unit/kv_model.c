@@ -249,7 +249,7 @@ static uint64_t content_of(const int32_t *tokens, uint32_t count) {
 
 uint32_t kv_model_longest_noted(
     struct kv_cache *cache, const int32_t *tokens, uint32_t count, uint32_t limit, uint32_t kind) {
-    uint32_t longest = 0, held = kv_cache_pages_total(cache) - cache->pages.free_count - cache->pages.idle_count;
+    uint32_t longest = 0, held = kv_cache_pages_total(cache) - cache->pages.free_count[0] - cache->pages.idle_count[0];
     for (const struct note *note = kv_model_notes; note != NULL; note = note->next) {
         uint32_t length = note->length, unheld;
         if (note->kind != kind || length <= longest || length > count || length > limit ||
@@ -537,6 +537,6 @@ void kv_model_check(struct kv_cache *cache, struct twin *const *twins, uint32_t 
     REQUIRE(kv_cache_check(cache));
     REQUIRE(kv_cache_pages_free(cache) + count_held(cache, twins, count) + (charged + page_bytes - 1) / page_bytes ==
             kv_cache_pages_total(cache));
-    for (uint32_t i = 0; cache->pages.poison_free && i < cache->pages.free_count; i++)
+    for (uint32_t i = 0; cache->pages.poison_free && i < cache->pages.free_count[0]; i++)
         REQUIRE(plain_is_poisoned(cache->pages.backend, kv_cache_pool(cache), cache->pages.free_list[i]));
 }

@@ -66,8 +66,9 @@ static void check_shape(const struct tiny_llama *shape) {
     static const struct {
         struct backend_options backend;
         uint32_t batch_rows, chunk;
-    } ways[] = {{{"scalar", 1, NULL}, 0, TOKENS}, {{"auto", 1, NULL}, 0, TOKENS}, {{"auto", 3, NULL}, 0, 17},
-        {{"auto", 1, NULL}, 1, 1}, {{"scalar", 2, NULL}, 5, 5}};
+    } ways[] = {{{.cpu_features = "scalar", .threads = 1}, 0, TOKENS},
+        {{.cpu_features = "auto", .threads = 1}, 0, TOKENS}, {{.cpu_features = "auto", .threads = 3}, 0, 17},
+        {{.cpu_features = "auto", .threads = 1}, 1, 1}, {{.cpu_features = "scalar", .threads = 2}, 5, 5}};
     struct model *model = tiny_model(shape);
     uint32_t count = shape->context < TOKENS ? shape->context : TOKENS;
     for (enum kv_format format = KV_F32; format <= KV_BF16; format++) {

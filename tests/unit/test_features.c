@@ -230,8 +230,8 @@ static void test_recorded(void **state) {
         struct kv_statistics on_host = sequence->eviction.statistics->heads[head];
         const struct kv_statistics *kept = &on_host;
         size_t rows = (size_t)kept->window * group * kept->capacity;
-        on_host.head_rows =
-            chosen_backend_read(fixture.engine->backend, kept->head_rows, rows * sizeof *kept->head_rows);
+        on_host.head_rows = chosen_backend_read(
+            backend_of_head(fixture.engine->backend, 2, head), kept->head_rows, rows * sizeof *kept->head_rows);
         struct head_features features = read_features(sequence, head / 2, head % 2);
         assert_int_equal(kept->window, WINDOW);
         check_head_window(sequence, head, kept);

@@ -30,9 +30,12 @@ static struct twin *computed(struct kv_cache *cache, const int32_t *tokens, uint
 
 static void test_page_bytes(void **state) {
     (void)state;
-    assert_int_equal(kv_page_bytes(&(struct kv_layout){30, 3, 64, KV_F16}), 4096 + 64);
-    assert_int_equal(kv_page_bytes(&(struct kv_layout){30, 3, 64, KV_BF16}), 4096 + 64);
-    assert_int_equal(kv_page_bytes(&(struct kv_layout){1, 1, 64, KV_F32}), 8192 + 64);
+    assert_int_equal(
+        kv_page_bytes(&(struct kv_layout){.layers = 30, .kv_heads = 3, .head_dim = 64, .format = KV_F16}), 4096 + 64);
+    assert_int_equal(
+        kv_page_bytes(&(struct kv_layout){.layers = 30, .kv_heads = 3, .head_dim = 64, .format = KV_BF16}), 4096 + 64);
+    assert_int_equal(
+        kv_page_bytes(&(struct kv_layout){.layers = 1, .kv_heads = 1, .head_dim = 64, .format = KV_F32}), 8192 + 64);
     assert_int_equal(kv_format_bytes(KV_F16), 2);
     assert_int_equal(kv_format_bytes(KV_F32), 4);
 }
@@ -200,7 +203,7 @@ static void test_published_pages_outlive_their_sequence(void **state) {
     twin_free(twins[0]);
     twin_free(twins[1]);
     assert_int_equal(kv_cache_pages_free(cache), 4 * 9);
-    assert_int_equal(kv_cache_pages_free(cache) - cache->pages.free_count, 4 * 6);
+    assert_int_equal(kv_cache_pages_free(cache) - cache->pages.free_count[0], 4 * 6);
 
     /* Text 0 is used again: text 1 is the older one now. */
     twins[0] = twin_create(cache);
@@ -275,7 +278,7 @@ static void test_end_of_a_text_is_taken_back_first(void **state) {
     twins[1] = computed(cache, tokens, 80); /* publishes blocks 3 and 4 behind the other's blocks */
     twin_free(twins[0]);
     twin_free(twins[1]);
-    assert_int_equal(cache->pages.free_count, 4 * 3);
+    assert_int_equal(cache->pages.free_count[0], 4 * 3);
     twins[0] = computed(cache, filler, 32);
     assert_int_equal(twin_append(twins[0], filler, 32), 0);
     assert_int_equal(matched(cache, tokens, 80), 64);
@@ -527,7 +530,7 @@ static void test_sharing_off(void **state) {
     twin_free(other);
     kv_sequence_free(NULL);
     kv_model_check(cache, NULL, 0);
-    assert_int_equal(cache->pages.free_count, 16);
+    assert_int_equal(cache->pages.free_count[0], 16);
     free(tokens);
     kv_cache_free(cache);
 }

@@ -21,7 +21,10 @@
 static struct model *model;
 
 static struct engine *open_engine(uint32_t pages_a_head, bool prefix_sharing) {
-    struct kv_layout layout = {model->shape.layers, model->shape.kv_heads, model->shape.head_dim, KV_F16};
+    struct kv_layout layout = {.layers = model->shape.layers,
+        .kv_heads = model->shape.kv_heads,
+        .head_dim = model->shape.head_dim,
+        .format = KV_F16};
     size_t pages = (size_t)layout.layers * layout.kv_heads * pages_a_head;
     return pruning_engine(model, &(struct engine_options){.kv_format = KV_F16,
                                      .kv_bytes = pages * kv_page_bytes(&layout),

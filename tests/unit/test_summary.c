@@ -108,8 +108,8 @@ static void read_head(const struct stream *stream, uint32_t head, struct content
     const struct kv_pool *pool = kv_cache_pool(engine_kv_cache(stream->engine));
     struct kv_head_view view = kv_sequence_view(sequence_kv(stream->sequence), head / 2, head % 2);
     const struct kv_statistics *statistics = &stream->sequence->eviction.statistics->heads[head];
-    uint32_t *sums =
-        chosen_backend_read(stream->engine->backend, statistics->sum, 2 * (size_t)statistics->capacity * sizeof *sums);
+    struct backend *on = backend_of_head(stream->engine->backend, 2, head);
+    uint32_t *sums = chosen_backend_read(on, statistics->sum, 2 * (size_t)statistics->capacity * sizeof *sums);
     float *page = NULL;
     out->count = 0;
     for (uint32_t slot = 0; slot < view.slots; slot++) {
@@ -170,7 +170,8 @@ static void check_head(const struct stream *stream, uint32_t head, const struct 
         assert_null(memory);
         return;
     }
-    float *slot = chosen_backend_read(stream->engine->backend, memory, (2 * DIM + 1) * sizeof *slot);
+    struct backend *on = backend_of_head(stream->engine->backend, 2, head);
+    float *slot = chosen_backend_read(on, memory, (2 * DIM + 1) * sizeof *slot);
     for (uint32_t c = 0; c < DIM; c++) {
         require_near(slot[c], sums->key[c] / sums->weight);
         require_near(slot[DIM + c], sums->value[c] / sums->weight);
@@ -218,8 +219,9 @@ static void they_hold_what_was_evicted(void **state) {
 /* ---- whose they are ---- */
 
 static bool hold_the_same(const struct engine *engine, const struct summaries *a, const struct summaries *b) {
-    void *first = chosen_backend_read(engine->backend, a->memory, a->bytes);
-    void *second = chosen_backend_read(engine->backend, b->memory, a->bytes);
+    void *first = malloc(a->bytes), *second = malloc(a->bytes);
+    statistics_download(engine->backend, first, a->memory, a->bytes);
+    statistics_download(engine->backend, second, b->memory, a->bytes);
     bool same = memcmp(first, second, a->bytes) == 0;
     free(first);
     free(second);

@@ -94,7 +94,10 @@ static void pages_and_charges_are_free_at_once(void **state) {
 
 static void a_sequence_stays_out_until_there_are_pages(void **state) {
     (void)state;
-    struct kv_layout layout = {model->shape.layers, model->shape.kv_heads, model->shape.head_dim, KV_F16};
+    struct kv_layout layout = {.layers = model->shape.layers,
+        .kv_heads = model->shape.kv_heads,
+        .head_dim = model->shape.head_dim,
+        .format = KV_F16};
     struct engine *engine = open_engine(kv_page_bytes(&layout) * 4 * 12, false); /* 12 pages a head */
     struct kv_cache *cache = engine_kv_cache(engine);
     struct error error = {0};
