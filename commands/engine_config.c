@@ -13,7 +13,10 @@ static enum kv_format kv_format_of(const char *name) {
 
 struct engine_options engine_options_of(const struct config *config) {
     return (struct engine_options){
-        .backend = {.cpu_features = config->cpu_features, .threads = config->threads, .name = config->backend},
+        .backend = {.cpu_features = config->cpu_features,
+            .threads = config->threads,
+            .name = config->backend,
+            .ranks = config->tensor_parallel},
         .kv_bytes = config->kv_memory,
         .kv_format = kv_format_of(config->kv_format),
         .batch_rows = config->batch_tokens,

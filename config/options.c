@@ -37,6 +37,10 @@ const struct option option_table[] = {
         .help = "instruction set of the CPU backend; auto takes the best one the processor has"},
     {"threads", OPTION_COUNT, ENGINE, 0, FIELD(threads), .maximum = 256, .default_value = "0",
         .argument = "N", .section = section_model, .help = "threads that compute; 0: all processors the process may use"},
+    {"tensor-parallel", OPTION_COUNT, ENGINE, 0, FIELD(tensor_parallel), .minimum = 1, .maximum = 8,
+        .default_value = "1", .argument = "N", .section = section_model,
+        .help = "devices that compute one model together, each with its part of the heads; must divide the model's "
+                "KV heads. With backend cpu (for trying it) that many ranks share the threads; with cuda only 1"},
     {"kv-memory", OPTION_SIZE, ENGINE, 0, FIELD(kv_memory), .minimum = MIB, .maximum = 1024 * 1024 * GIB,
         .default_value = "512M", .argument = "SIZE", .section = section_model,
         .help = "bytes of the page pool that holds the KV caches of all sequences"},

@@ -3,6 +3,7 @@
 
 #include "cuda/cuda.h"
 #include "engine/log.h"
+#include "parallel/parallel.h"
 
 #include <string.h>
 
@@ -16,8 +17,25 @@ static struct backend *open_best(const struct backend_options *options, struct e
     return backend_cpu_open(options, error);
 }
 
+static struct backend *open_ranks(const struct backend_options *options, struct error *error) {
+    const char *name = options->name;
+    if (options->ranks > BACKEND_RANKS_MAX) {
+        error_set(error, ERROR_INVALID, "tensor parallel over %u devices, allowed are 1 to %d", options->ranks,
+            BACKEND_RANKS_MAX);
+        return NULL;
+    }
+    bool cpu = name == NULL || strcmp(name, "cpu") == 0 || (strcmp(name, "auto") == 0 && !backend_cuda_offered(NULL));
+    if (!cpu) {
+        error_set(error, ERROR_UNSUPPORTED, "tensor parallel works with backend cpu, not with %s", name);
+        return NULL;
+    }
+    return parallel_cpu_open(options, error);
+}
+
 struct backend *backend_open(const struct backend_options *options, struct error *error) {
     const char *name = options->name;
+    if (options->ranks > 1)
+        return open_ranks(options, error);
     if (name == NULL || strcmp(name, "cpu") == 0)
         return backend_cpu_open(options, error);
     if (strcmp(name, "cuda") == 0)

@@ -180,7 +180,7 @@ stage_format() {
 
 stage_unit() {
   need_test_build
-  run_meson build-test --suite unit --suite model --suite parity
+  run_meson build-test --suite unit --suite ranks --suite model --suite parity
 }
 
 stage_logits() {

@@ -99,6 +99,15 @@ static void server_reload_tls(struct server *server) {
 
 /* --- Signals --- */
 
+static void server_drain(struct server *server) {
+    server->draining = true;
+    server->drain_began_ns = uv_hrtime();
+    loop_after(server->loop, server->config->drain_timeout, server_cancel_all);
+    if (server->admin != NULL)
+        admin_drain(server->admin);
+    server_check_drained(server);
+}
+
 static void server_signalled(void *context, int number) {
     struct server *server = server_of(context);
     if (number == SIGHUP) {
@@ -116,12 +125,19 @@ static void server_signalled(void *context, int number) {
     }
     log_event(LOG_INFO, NULL, "draining", "signal", LOG_INT(number), "requests", LOG_INT(server->exchanges_active),
         "timeout", LOG_INT(server->config->drain_timeout), NULL);
-    server->draining = true;
-    server->drain_began_ns = uv_hrtime();
-    loop_after(server->loop, server->config->drain_timeout, server_cancel_all);
-    if (server->admin != NULL)
-        admin_drain(server->admin);
-    server_check_drained(server);
+    server_drain(server);
+}
+
+/* An engine that can compute nothing any more is no use: the server ends, for somebody to start it again. */
+static void server_check_engine(struct server *server) {
+    struct error error;
+    if (!server->loaded || server->draining || server->model.engine == NULL ||
+        engine_check(server->model.engine, &error) == 0)
+        return;
+    log_event(LOG_ERROR, NULL, "the engine failed: ending", "error", LOG_STRING(error.message), NULL);
+    server->load_status = error.code;
+    server->load_error = error;
+    server_drain(server);
 }
 
 int server_accepts_work(const struct server *server, struct fault *fault) {
@@ -158,6 +174,7 @@ static void server_woken(void *context) {
         scheduler_poll(server->model.scheduler, generation_output, server);
     if (server->admin != NULL)
         admin_poll(server->admin);
+    server_check_engine(server);
     server_check_drained(server);
 }
 

@@ -9,8 +9,13 @@ const char *chosen_backend(void) {
     return name != NULL && name[0] != '\0' ? name : "cpu";
 }
 
+uint32_t chosen_backend_ranks(void) {
+    const char *ranks = getenv("DISTILLCACHE_TEST_RANKS");
+    return ranks != NULL && ranks[0] != '\0' ? (uint32_t)strtoul(ranks, NULL, 10) : 1;
+}
+
 bool chosen_backend_is_cpu(void) {
-    return strcmp(chosen_backend(), "cpu") == 0;
+    return strcmp(chosen_backend(), "cpu") == 0 && chosen_backend_ranks() == 1;
 }
 
 uint32_t chosen_backend_share(uint32_t on_the_cpu, uint32_t elsewhere) {
@@ -24,5 +29,6 @@ void *chosen_backend_read(struct backend *backend, const void *memory, size_t by
 }
 
 void *chosen_backend_page(struct backend *backend, const struct kv_pool *pool, uint32_t page) {
-    return chosen_backend_read(backend, (const char *)pool->base + page * pool->page_bytes, pool->page_bytes);
+    struct backend *on = backend_of_rank(backend, kv_pool_rank(pool, page));
+    return chosen_backend_read(on, kv_pool_address(backend, pool, page), pool->page_bytes);
 }

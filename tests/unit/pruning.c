@@ -73,8 +73,10 @@ struct engine *pruning_engine(const struct model *model, const struct engine_opt
     struct engine_options all = *options;
     all.poison_free = true;
     all.kv_bytes = all.kv_bytes > 0 ? all.kv_bytes : (size_t)16 << 20;
-    if (all.backend.cpu_features == NULL)
+    if (all.backend.cpu_features == NULL) {
         all.backend.name = chosen_backend();
+        all.backend.ranks = chosen_backend_ranks();
+    }
     all.backend.threads = all.backend.threads > 0 ? all.backend.threads : 2;
     struct engine *engine = engine_open(model, &all, &error);
     if (engine == NULL)

@@ -50,6 +50,8 @@ struct serving *serving_create(const struct serving_options *options) {
     struct tiny_llama tiny = tiny_llama_default();
     tiny.type = TENSOR_Q4_1;
     tiny.embedding_type = TENSOR_Q8_0;
+    if (chosen_backend_ranks() > 1)
+        tiny.ff_width = 128; /* whole blocks on each rank */
     tiny.broken = options->broken_model;
     if (options->context > 0)
         tiny.context = options->context;
@@ -67,7 +69,8 @@ struct serving *serving_create(const struct serving_options *options) {
     struct engine_options engine = {
         .backend = {.cpu_features = "auto",
             .threads = options->threads == 0 ? 1 : options->threads,
-            .name = chosen_backend()},
+            .name = chosen_backend(),
+            .ranks = chosen_backend_ranks()},
         .kv_bytes = (options->kv_pages == 0 ? 1 << 14 : options->kv_pages) * kv_page_bytes(&layout),
         .kv_format = KV_F16,
         .batch_rows = options->batch_rows,

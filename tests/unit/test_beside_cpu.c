@@ -78,12 +78,17 @@ static struct stream *create_stream(struct engine *engine, const char *policy, u
     return stream;
 }
 
+/* Several ranks refuse what needs all heads of a layer in one place. */
+static bool works(const struct policy *policy) {
+    return chosen_backend_ranks() == 1 || strncmp(policy->name, "laprox", strlen("laprox")) != 0;
+}
+
 /* Streams of all policies with one schedule, in batches of all of them. */
 static uint32_t run_policies(struct engine *engine, const char *schedule, struct stream **streams) {
     uint32_t count = 0;
     char policy[SPELLED];
     for (uint32_t i = 0; i < policy_count(); i++) {
-        if (strcmp(policy_at(i)->name, "full") == 0)
+        if (strcmp(policy_at(i)->name, "full") == 0 || !works(policy_at(i)))
             continue;
         spell(policy_at(i), schedule, policy);
         assert_true(count < STREAMS);
@@ -120,6 +125,9 @@ static void every_policy_keeps_the_same(void **state) {
 static int open_model(void **state) {
     (void)state;
     struct tiny_llama shape = tiny_llama_default();
+    shape.kv_heads *= chosen_backend_ranks();
+    shape.heads *= chosen_backend_ranks();
+    shape.ff_width = 128;
     model = pruning_model(&shape);
     tiny_folder_create(folder);
     struct engine *engine = pruning_engine(model, &(struct engine_options){.backend.cpu_features = "auto"});

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "parallel/internal.h"
+
+#include "engine/cpu/threads.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- ranks ---- */
+
+void parallel_run(struct parallel *p, crew_work work, void *context) {
+    if (p->communicator->operations->check(p->communicator, NULL) == 0)
+        crew_run(p->crew, work, context);
+}
+
+void parallel_fail(struct parallel *p, int code, const char *what) {
+    struct error error;
+    error_set(&error, code, "%s", what);
+    p->communicator->operations->give_up(p->communicator, &error);
+}
+
+static int check(struct backend *backend, struct error *error) {
+    struct communicator *communicator = parallel_of(backend)->communicator;
+    return communicator->operations->check(communicator, error);
+}
+
+static const char *describe(struct backend *backend) {
+    return parallel_of(backend)->description;
+}
+
+static void close_ranks(struct backend *const *inner, uint32_t ranks) {
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        inner[rank]->operations->close(inner[rank]);
+}
+
+static void close_backend(struct backend *backend) {
+    struct parallel *p = parallel_of(backend);
+    if (backend == NULL)
+        return;
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++) {
+        struct rank *of = &p->ranks[rank];
+        of->backend->operations->release(of->backend, of->logits);
+        of->backend->operations->release(of->backend, of->scores);
+        free(of->batch.memory);
+        free(of->score.memory);
+    }
+    crew_free(p->crew);
+    close_ranks(p->inner, p->ranks_count);
+    p->communicator->operations->free(p->communicator);
+    select_scratch_free(&p->select_scratch);
+    free(p->select.memory);
+    free(p->memory);
+    free(p);
+}
+
+/* ---- memory ---- */
+
+void *parallel_reserve(struct host_space *space, size_t bytes) {
+    bytes = bytes > 0 ? bytes : 1;
+    if (bytes <= space->bytes)
+        return space->memory;
+    void *grown = malloc(bytes + bytes / 2);
+    if (grown == NULL)
+        return NULL;
+    free(space->memory);
+    *space = (struct host_space){grown, bytes + bytes / 2};
+    return grown;
+}
+
+/* The last allocation that begins at or before an address; memory_count when there is none. */
+static uint32_t find_memory(const struct parallel *p, const void *memory) {
+    uint32_t low = 0, high = p->memory_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if ((uintptr_t)p->memory[middle].base[0] <= (uintptr_t)memory)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low > 0 ? low - 1 : p->memory_count;
+}
+
+void *parallel_address(struct backend *backend, const void *memory, uint32_t rank) {
+    const struct parallel *p = parallel_of(backend);
+    uint32_t at = rank > 0 && memory != NULL ? find_memory(p, memory) : p->memory_count;
+    if (at == p->memory_count)
+        return (void *)memory;
+    return p->memory[at].base[rank] + ((const char *)memory - p->memory[at].base[0]);
+}
+
+static int reserve_entry(struct parallel *p) {
+    if (p->memory_count < p->memory_capacity)
+        return 0;
+    uint32_t capacity = p->memory_capacity == 0 ? 64 : 2 * p->memory_capacity;
+    struct rank_memory *grown = realloc(p->memory, capacity * sizeof *grown);
+    if (grown == NULL)
+        return ERROR_MEMORY;
+    p->memory = grown;
+    p->memory_capacity = capacity;
+    return 0;
+}
+
+static void release_all(struct parallel *p, const struct rank_memory *memory) {
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
+        p->inner[rank]->operations->release(p->inner[rank], memory->base[rank]);
+}
+
+static void *allocate(struct backend *backend, size_t bytes) {
+    struct parallel *p = parallel_of(backend);
+    struct rank_memory memory = {.bytes = bytes};
+    bool all = reserve_entry(p) == 0;
+    for (uint32_t rank = 0; rank < p->ranks_count && all; rank++) {
+        memory.base[rank] = p->inner[rank]->operations->allocate(p->inner[rank], bytes);
+        all = memory.base[rank] != NULL;
+    }
+    if (!all) {
+        release_all(p, &memory);
+        return NULL;
+    }
+    uint32_t before = find_memory(p, memory.base[0]), at = before < p->memory_count ? before + 1 : 0;
+    memmove(p->memory + at + 1, p->memory + at, (p->memory_count - at) * sizeof memory);
+    p->memory[at] = memory;
+    p->memory_count++;
+    return memory.base[0];
+}
+
+static void release(struct backend *backend, void *memory) {
+    struct parallel *p = parallel_of(backend);
+    if (memory == NULL)
+        return;
+    uint32_t at = find_memory(p, memory);
+    release_all(p, &p->memory[at]);
+    p->memory_count--;
+    memmove(p->memory + at, p->memory + at + 1, (p->memory_count - at) * sizeof *p->memory);
+}
+
+static void upload(struct backend *backend, void *to, const void *from, size_t bytes) {
+    struct parallel *p = parallel_of(backend);
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
+        p->inner[rank]->operations->upload(p->inner[rank], parallel_address(backend, to, rank), from, bytes);
+}
+
+static void download(struct backend *backend, void *to, const void *from, size_t bytes) {
+    struct parallel *p = parallel_of(backend);
+    p->inner[0]->operations->download(p->inner[0], to, from, bytes);
+}
+
+static void synchronize(struct backend *backend) {
+    struct parallel *p = parallel_of(backend);
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
+        p->inner[rank]->operations->synchronize(p->inner[rank]);
+}
+
+/* ---- what all ranks do alike ---- */
+
+struct rows_call {
+    struct backend *backend;
+    const float *x, *weight;
+    float epsilon;
+    const uint32_t *rows_wanted;
+    uint32_t rows, width;
+    float *out;
+};
+
+static void norm_on_rank(void *context, uint32_t rank) {
+    const struct rows_call *call = context;
+    struct backend *on = parallel_of(call->backend)->inner[rank];
+    on->operations->rms_norm(on, parallel_address(call->backend, call->x, rank),
+        parallel_address(call->backend, call->weight, rank), call->epsilon, call->rows, call->width,
+        parallel_address(call->backend, call->out, rank));
+}
+
+static void rms_norm(struct backend *backend, const float *x, const float *weight, float epsilon, uint32_t rows,
+    uint32_t width, float *out) {
+    struct rows_call call = {backend, x, weight, epsilon, NULL, rows, width, out};
+    parallel_run(parallel_of(backend), norm_on_rank, &call);
+}
+
+static void silu_on_rank(void *context, uint32_t rank) {
+    const struct rows_call *call = context;
+    struct backend *on = parallel_of(call->backend)->inner[rank];
+    on->operations->silu_mul(on, parallel_address(call->backend, call->x, rank), call->rows, call->width,
+        parallel_address(call->backend, call->out, rank));
+}
+
+static void silu_mul(struct backend *backend, const float *gate_up, uint32_t rows, uint32_t width, float *out) {
+    struct rows_call call = {.backend = backend, .x = gate_up, .rows = rows, .width = width, .out = out};
+    parallel_run(parallel_of(backend), silu_on_rank, &call);
+}
+
+static void gather_on_rank(void *context, uint32_t rank) {
+    const struct rows_call *call = context;
+    struct backend *on = parallel_of(call->backend)->inner[rank];
+    on->operations->gather_rows(on, parallel_address(call->backend, call->x, rank), call->rows_wanted, call->rows,
+        call->width, parallel_address(call->backend, call->out, rank));
+}
+
+static void gather_rows(
+    struct backend *backend, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out) {
+    struct rows_call call = {
+        .backend = backend, .x = x, .rows_wanted = rows_wanted, .rows = count, .width = width, .out = out};
+    parallel_run(parallel_of(backend), gather_on_rank, &call);
+}
+
+/* ---- what rank 0 does ---- */
+
+static void wait_for_others(struct parallel *p) {
+    for (uint32_t rank = 1; rank < p->ranks_count; rank++)
+        p->inner[rank]->operations->synchronize(p->inner[rank]);
+}
+
+static void sample(struct backend *backend, const float *logits, uint32_t rows, uint32_t vocabulary,
+    const struct sample_params *params, struct sample_result *results) {
+    struct parallel *p = parallel_of(backend);
+    p->inner[0]->operations->sample(p->inner[0], logits, rows, vocabulary, params, results);
+    wait_for_others(p);
+}
+
+static void kl(struct backend *backend, const float *distribution, const uint32_t *p_rows, const float *q,
+    uint32_t rows, uint32_t vocabulary, float *out) {
+    struct parallel *p = parallel_of(backend);
+    p->inner[0]->operations->kl(p->inner[0], distribution, p_rows, q, rows, vocabulary, out);
+    wait_for_others(p);
+}
+
+/* ---- the backend ---- */
+
+static const struct backend_operations operations = {
+    .name = "parallel",
+    .host_memory = false, /* a head's is not where rank 0's addresses say */
+    .describe = describe,
+    .close = close_backend,
+    .allocate = allocate,
+    .release = release,
+    .upload = upload,
+    .download = download,
+    .synchronize = synchronize,
+    .address = parallel_address,
+    .check = check,
+    .weight_split = parallel_weight_split,
+    .weight_free = parallel_weight_free,
+    .weight_bytes = parallel_weight_bytes,
+    .embed = parallel_embed,
+    .rms_norm = rms_norm,
+    .linear = parallel_linear,
+    .rope_and_append = parallel_rope_and_append,
+    .attend = parallel_attend,
+    .query_moments = parallel_query_moments,
+    .score = parallel_score,
+    .select = parallel_select,
+    .summarise = parallel_summarise,
+    .slot_norms = parallel_slot_norms,
+    .window_preference = parallel_window_preference,
+    .rotate_slots = parallel_rotate_slots,
+    .unrotate_slots = parallel_unrotate_slots,
+    .silu_mul = silu_mul,
+    .gather_rows = gather_rows,
+    .sample = sample,
+    .kl = kl,
+    .copy_pages = parallel_copy_pages,
+    .move_slots = parallel_move_slots,
+    .clear_slots = parallel_clear_slots,
+    .move_statistics = parallel_move_statistics,
+    .poison_pages = parallel_poison_pages,
+};
+
+struct backend *parallel_backend_open(
+    struct backend *const *inner, uint32_t ranks, struct communicator *communicator, struct error *error) {
+    struct parallel *p = calloc(1, sizeof *p);
+    struct crew *crew = NULL;
+    if (p == NULL) {
+        error_set(error, ERROR_MEMORY, "no memory for %u devices", ranks);
+        goto fail;
+    }
+    if (!inner[0]->operations->host_memory) {
+        error_set(error, ERROR_UNSUPPORTED, "backend %s cannot share a model out over %u devices",
+            inner[0]->operations->name, ranks);
+        goto fail;
+    }
+    crew = crew_create(ranks, error);
+    if (crew == NULL)
+        goto fail;
+    p->base = (struct backend){.operations = &operations, .ranks = ranks, .inner = p->inner};
+    p->ranks_count = ranks;
+    p->communicator = communicator;
+    p->crew = crew;
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        p->inner[rank] = p->ranks[rank].backend = inner[rank];
+    snprintf(p->description, sizeof p->description, "%u ranks of %s", ranks, inner[0]->operations->describe(inner[0]));
+    return &p->base;
+
+fail:
+    close_ranks(inner, ranks);
+    communicator->operations->free(communicator);
+    free(p);
+    return NULL;
+}
+
+struct backend *parallel_cpu_open(const struct backend_options *options, struct error *error) {
+    struct backend *inner[BACKEND_RANKS_MAX];
+    struct backend_options each = *options;
+    uint32_t threads = options->threads > 0 ? options->threads : thread_count_available(), ranks = options->ranks;
+    each.threads = threads > ranks ? threads / ranks : 1;
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        inner[rank] = backend_cpu_open(&each, error);
+        if (inner[rank] == NULL) {
+            close_ranks(inner, rank);
+            return NULL;
+        }
+    }
+    struct communicator *communicator = communicator_host_create(ranks, error);
+    if (communicator != NULL)
+        return parallel_backend_open(inner, ranks, communicator, error);
+    close_ranks(inner, ranks);
+    return NULL;
+}
