@@ -18,6 +18,20 @@ static int allocate_host(struct engine *engine, struct error *error) {
     return 0;
 }
 
+static int check_ranks(const struct engine *engine, struct error *error) {
+    const struct model_shape *s = &engine->model->shape;
+    uint32_t ranks = backend_ranks(engine->backend);
+    const struct {
+        const char *name;
+        uint32_t count;
+    } shared[] = {{"KV heads", s->kv_heads}, {"heads", s->heads}, {"feed-forward columns", s->ff_width}};
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+        if (shared[i].count % ranks != 0)
+            return error_set(error, ERROR_UNSUPPORTED, "the model's %u %s cannot be shared out evenly over %u devices",
+                shared[i].count, shared[i].name, ranks);
+    return 0;
+}
+
 static int create_cache(struct engine *engine, const struct engine_options *options, struct error *error) {
     const struct model_shape *shape = &engine->model->shape;
     struct kv_cache_options cache = {
@@ -50,7 +64,8 @@ struct engine *engine_open(const struct model *model, const struct engine_option
     engine->model = model;
     engine->batch_rows = options->batch_rows == 0 ? BATCH_ROWS_DEFAULT : options->batch_rows;
     engine->backend = backend_open(&options->backend, error);
-    if (engine->backend == NULL || allocate_host(engine, error) != 0 || create_cache(engine, options, error) != 0)
+    if (engine->backend == NULL || check_ranks(engine, error) != 0 || allocate_host(engine, error) != 0 ||
+        create_cache(engine, options, error) != 0)
         goto fail;
     engine->transformer = transformer_create(engine->backend, model, engine->batch_rows, options->exact, error);
     if (engine->transformer == NULL)

@@ -159,19 +159,6 @@ static int allocate_workspace(struct transformer *t, struct error *error) {
     return 0;
 }
 
-static int check_ranks(const struct transformer *t, struct error *error) {
-    const struct model_shape *s = &t->shape;
-    const struct {
-        const char *name;
-        uint32_t count;
-    } shared[] = {{"KV heads", s->kv_heads}, {"heads", s->heads}, {"feed-forward columns", s->ff_width}};
-    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
-        if (shared[i].count % t->ranks != 0)
-            return error_set(error, ERROR_UNSUPPORTED, "the model's %u %s cannot be shared out evenly over %u devices",
-                shared[i].count, shared[i].name, t->ranks);
-    return 0;
-}
-
 struct transformer *transformer_create(
     struct backend *backend, const struct model *model, uint32_t rows_max, bool exact, struct error *error) {
     struct transformer *t = calloc(1, sizeof *t);
@@ -183,7 +170,7 @@ struct transformer *transformer_create(
     t->ranks = backend_ranks(backend);
     t->shape = model->shape;
     t->rows_max = rows_max;
-    if (check_ranks(t, error) != 0 || load_weights(t, model, exact, error) != 0 || allocate_workspace(t, error) != 0) {
+    if (load_weights(t, model, exact, error) != 0 || allocate_workspace(t, error) != 0) {
         transformer_free(t);
         return NULL;
     }

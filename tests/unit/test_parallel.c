@@ -253,7 +253,7 @@ static void require_refusal(const struct tiny_llama *shape, uint32_t ranks, cons
 static void what_does_not_divide_is_refused(void **state) {
     struct tiny_llama shape = shape_of(2, TENSOR_Q4_1, true);
     (void)state;
-    require_refusal(&shape, 3, "cpu", "KV heads");
+    require_refusal(&shape, 3, "cpu", "2 KV heads cannot be shared out evenly over 3");
     require_refusal(&shape, 4, "cpu", "KV heads");
     require_refusal(&shape, BACKEND_RANKS_MAX + 1, "cpu", "1 to 8");
     require_refusal(&shape, 2, "cuda", "cuda");
