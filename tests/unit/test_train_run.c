@@ -98,8 +98,9 @@ static int tear_down(void **state) {
 struct machine {
     uint32_t threads, rows;
     size_t kv_bytes;
+    uint32_t ranks;
 };
-static const struct machine usual = {1, 64, 16 << 20};
+static const struct machine usual = {1, 64, 16 << 20, 1};
 
 static struct train_run describe(struct heard *heard) {
     struct train_run run = {.tokenizer = tokenizer,
@@ -129,7 +130,7 @@ static struct train_run describe(struct heard *heard) {
 }
 
 static int execute(struct train_run *run, const struct machine *machine, struct error *error) {
-    struct engine_options options = {.backend = {.threads = machine->threads},
+    struct engine_options options = {.backend = {.threads = machine->threads, .ranks = machine->ranks},
         .kv_bytes = machine->kv_bytes,
         .kv_format = KV_F16,
         .batch_rows = machine->rows,
@@ -209,10 +210,53 @@ static void test_events(void **state) {
     network_release(network);
 }
 
+static void require_near(double got, double want, double part, const char *what) {
+    if (!(isnan(got) && isnan(want)) && !(fabs(got - want) <= part * fabs(want) + 1e-9))
+        fail_msg("%s is %g on two ranks and %g on one", what, got, want);
+}
+
+/* Rollouts on two ranks: other last bits, the same rewards but for them. */
+static void test_ranks(void **state) {
+    (void)state;
+    const struct machine machines[] = {usual, {1, 64, 16 << 20, 2}};
+    struct heard heard[2] = {0};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct error error = {0};
+        struct train_run run = describe(&heard[i]);
+        clean();
+        train_options_default(&run.options, TRAIN_DISTILLCACHE, false);
+        run.options.prompt_least = 70;
+        run.options.prompt_most = 100;
+        run.options.pruned_steps = run.options.local_steps = run.options.parameter_steps = 0;
+        run.options.rank_steps = 2;
+        run.options.sequences = 4;
+        run.options.future = 12;
+        run.options.kl_steps = 3;
+        run.options.rollout = 8;
+        run.options.students = 3;
+        run.options.valid_prompts = 2;
+        run.options.valid_rollout = 6;
+        run.options.valid_every = 3;
+        if (execute(&run, &machines[i], &error) != 0)
+            fail_msg("%s", error.message);
+    }
+    assert_int_equal(heard[0].count, 5);
+    assert_int_equal(heard[1].count, 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        const struct train_event *one = &heard[0].metrics[i], *two = &heard[1].metrics[i];
+        assert_true(i < 2 ? one->loss > 0 : one->reward < 0);
+        assert_int_equal(two->tokens, one->tokens);
+        require_near(two->loss, one->loss, 1e-2, "the loss");
+        require_near(two->reward, one->reward, 1e-2, "the reward");
+        require_near(two->entropy, one->entropy, 1e-2, "the entropy");
+        require_near(two->kl_valid, one->kl_valid, 1e-2, "the held-out KL");
+    }
+}
+
 /* Threads, few pages and small batches change nothing. */
 static void test_same_bytes_anywhere(void **state) {
     (void)state;
-    static const struct machine machines[] = {{2, 64, 16 << 20}, {1, 16, 16 << 20}, {2, 300, 400 << 10}};
+    static const struct machine machines[] = {{2, 64, 16 << 20, 1}, {1, 16, 16 << 20, 1}, {2, 300, 400 << 10, 1}};
     struct heard heard = {0}, other;
     size_t bytes, again;
     char *expected = train_whole(&usual, &heard, &bytes);
@@ -341,6 +385,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_same_bytes_anywhere),
+        cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_paper_features),
         cmocka_unit_test(test_checkpoint_errors),
