@@ -487,12 +487,12 @@ struct backend_operations {
 /* A device, or several that compute one model together (parallel/parallel.h): tensor parallel. Rank r of N has KV heads
  * [r K / N, (r + 1) K / N) of every layer with their query heads, the r-th part of the feed-forward columns and of the
  * vocabulary. Then
- *   allocate   makes one allocation on each rank, all of as many bytes, and returns that of rank 0, by which the others
- *              are found (address); upload fills all of them, download reads rank 0's
- *   matrices   of which a rank has a part (qkv, attention, gate_up) have a rank's width, everywhere: allocate,
- * silu_mul, gather_rows; others (x, hidden) are the same on all ranks; logits are rank 0's heads      memory of one
- * head (its pages, statistics, summary slot, scores) lies on its rank alone, and its addresses are that rank's. Counts
- * of heads, views and lists of heads are those of the whole model */
+ *   allocate  makes one allocation on each rank, all of as many bytes, and returns that of rank 0, by which the others
+ *             are found (address); upload fills all of them, download reads rank 0's
+ *   matrices  of which each rank has a part (qkv, attention, gate_up) have a rank's width in all operations; x and
+ *             hidden are the same on all ranks; logits are rank 0's
+ *   heads     memory of one head (pages, statistics, summary slot, scores) is on its rank alone, and addresses of it
+ *             are that rank's; counts of heads, and lists by head, are those of the whole model */
 struct backend {
     const struct backend_operations *operations;
     uint32_t ranks;               /* 0 or 1: one device */

@@ -69,7 +69,7 @@ void *parallel_reserve(struct host_space *space, size_t bytes) {
 }
 
 /* The last allocation that begins at or before an address; memory_count when there is none. */
-static uint32_t find_memory(const struct parallel *p, const void *memory) {
+static uint32_t find_before(const struct parallel *p, const void *memory) {
     uint32_t low = 0, high = p->memory_count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -81,12 +81,14 @@ static uint32_t find_memory(const struct parallel *p, const void *memory) {
     return low > 0 ? low - 1 : p->memory_count;
 }
 
+/* What allocate did not give has no address on other ranks. */
 void *parallel_address(struct backend *backend, const void *memory, uint32_t rank) {
     const struct parallel *p = parallel_of(backend);
-    uint32_t at = rank > 0 && memory != NULL ? find_memory(p, memory) : p->memory_count;
-    if (at == p->memory_count)
+    if (rank == 0 || memory == NULL)
         return (void *)memory;
-    return p->memory[at].base[rank] + ((const char *)memory - p->memory[at].base[0]);
+    uint32_t at = find_before(p, memory);
+    size_t offset = at < p->memory_count ? (size_t)((const char *)memory - p->memory[at].base[0]) : SIZE_MAX;
+    return at < p->memory_count && offset <= p->memory[at].bytes ? p->memory[at].base[rank] + offset : NULL;
 }
 
 static int reserve_entry(struct parallel *p) {
@@ -118,7 +120,7 @@ static void *allocate(struct backend *backend, size_t bytes) {
         release_all(p, &memory);
         return NULL;
     }
-    uint32_t before = find_memory(p, memory.base[0]), at = before < p->memory_count ? before + 1 : 0;
+    uint32_t before = find_before(p, memory.base[0]), at = before < p->memory_count ? before + 1 : 0;
     memmove(p->memory + at + 1, p->memory + at, (p->memory_count - at) * sizeof memory);
     p->memory[at] = memory;
     p->memory_count++;
@@ -129,7 +131,7 @@ static void release(struct backend *backend, void *memory) {
     struct parallel *p = parallel_of(backend);
     if (memory == NULL)
         return;
-    uint32_t at = find_memory(p, memory);
+    uint32_t at = find_before(p, memory);
     release_all(p, &p->memory[at]);
     p->memory_count--;
     memmove(p->memory + at, p->memory + at + 1, (p->memory_count - at) * sizeof *p->memory);

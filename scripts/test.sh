@@ -98,7 +98,7 @@ need_asan_build() {
 }
 
 # The tests with several threads; the thread sanitizer has nothing to say about the others.
-thread_tests=(log scheduler server_loop store threads)
+thread_tests=(log parallel scheduler server_loop store threads)
 
 need_tsan_build() {
   need_setup
