@@ -507,7 +507,8 @@ static void random_lives_end_alike(void **state) {
             run.expected[kind][text] = open_stream(plain, kinds[kind], text, beginnings[text], prompts[text]);
             stream_run(run.expected[kind][text]);
         }
-    for (uint32_t i = 0; i < STEPS; i++) {
+    uint32_t steps = chosen_backend_share(STEPS, STEPS / 5), least = chosen_backend_share(30, 2);
+    for (uint32_t i = 0; i < steps; i++) {
         step(&run);
         assert_true(kv_cache_check(engine_kv_cache(run.engine)));
     }
@@ -515,7 +516,8 @@ static void random_lives_end_alike(void **state) {
         drop(&run, 0);
     print_message("reused %u, compared %u, swaps %u, forks %u, snapshots %u\n", run.reused, run.compared, run.swaps,
         run.forks, run.left);
-    assert_true(run.reused > 30 && run.compared > 30 && run.swaps > 50 && run.forks > 30 && run.left > 30);
+    assert_true(run.reused > least && run.compared > least && run.swaps > least && run.forks > least);
+    assert_true(run.left > least && (run.swaps > 50 || !chosen_backend_is_cpu()));
     for (uint32_t i = 0; i < KINDS * TEXTS; i++)
         stream_free(run.expected[i / TEXTS][i % TEXTS]);
     pruning_engine_close(run.engine);
@@ -560,7 +562,16 @@ int main(void) {
         cmocka_unit_test(statistics_must_be_there),
         cmocka_unit_test(lives_of_sequences),
     };
+    const struct CMUnitTest of_ranks[] = {
+        cmocka_unit_test(statistics_must_be_there),
+        cmocka_unit_test(lives_of_sequences),
+        cmocka_unit_test(snapshots_give_way),
+        cmocka_unit_test(memory_that_runs_out),
+        cmocka_unit_test(random_lives_end_alike),
+    };
     if (chosen_backend_is_cpu())
         return cmocka_run_group_tests_name("prefix", all, create_model, free_model);
+    if (chosen_backend_ranks() > 1)
+        return cmocka_run_group_tests_name("prefix on ranks", of_ranks, create_model, free_model);
     return cmocka_run_group_tests_name("prefix on a device", of_device, create_model, free_model);
 }
