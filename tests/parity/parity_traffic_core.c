@@ -49,8 +49,8 @@ struct pages {
 static struct pages pages_create(struct parity *parity, uint32_t count, uint32_t kv_heads, uint32_t dim) {
     struct kv_layout layout = {.layers = 1, .kv_heads = kv_heads, .head_dim = dim, .format = KV_F16};
     size_t bytes = kv_page_bytes(&layout);
-    struct pages pages = {
-        {parity_upload(parity, NULL, count * bytes), bytes, layout}, parity_host(count * sizeof(uint32_t)), count};
+    struct pages pages = {{.base = parity_upload(parity, NULL, count * bytes), .page_bytes = bytes, .layout = layout},
+        parity_host(count * sizeof(uint32_t)), count};
     for (uint32_t i = 0; i < count; i++)
         pages.table[i] = (uint32_t)((i * (uint64_t)7 + 3) % count); /* 7 divides no count used here */
     return pages;
