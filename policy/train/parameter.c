@@ -11,7 +11,11 @@
  *   - the logarithm of the group's layer budgets, and how it changes with the level (policy/network.h);
  *   - where there is a summary slot: the offset of its logit, and how that changes with the level;
  *   - a weight of each input but content, added to the skip weights of all the group's heads;
- * and for all layers together the floor. FEATURES_PAPER has no weights by head.
+ * the last three for all layers together as well, and the floor. FEATURES_PAPER has no weights by head.
+ *
+ * A step moves each parameter by about as many deviations, whether its gradient is signal or noise. So what all layers
+ * share, where the signal is, is drawn widely, and how groups differ from it narrowly: else the noise of many groups
+ * outweighs what is learned.
  */
 #include "policy/train/rollout.h"
 
@@ -25,22 +29,36 @@
 enum { GROUPS_MAX = 10, PROMPTS = 2 /* a step */, STREAM_PARAMETER = 0x50415241 };
 /* Sequences of the data set before this one are those of the stage rank. */
 #define ROLLOUT_FIRST (UINT64_C(1) << 24)
-enum kind { BUDGET, BUDGET_SLOPE, SUMMARY_OFFSET, SUMMARY_SLOPE, WEIGHT, FLOOR, KINDS };
+enum kind {
+    BUDGET,
+    BUDGET_SLOPE,
+    SUMMARY_OFFSET,
+    SUMMARY_OFFSET_ALL,
+    SUMMARY_SLOPE,
+    SUMMARY_SLOPE_ALL,
+    WEIGHT,
+    WEIGHT_ALL,
+    FLOOR,
+    KINDS
+};
 
 /* How widely each kind is drawn, and within what it stays. */
 static const struct {
     double deviation, least, most;
 } kinds[KINDS] = {
     [BUDGET] = {0.2, 0.2, 3},
-    [BUDGET_SLOPE] = {0.15, -1, 1},
-    [SUMMARY_OFFSET] = {0.3, -8, 4},
-    [SUMMARY_SLOPE] = {0.3, -4, 8},
-    [WEIGHT] = {0.15, -INFINITY, INFINITY},
+    [BUDGET_SLOPE] = {0.1, -1, 1},
+    [SUMMARY_OFFSET] = {0.15, -8, 4},
+    [SUMMARY_OFFSET_ALL] = {0.3, -8, 4},
+    [SUMMARY_SLOPE] = {0.15, -4, 8},
+    [SUMMARY_SLOPE_ALL] = {0.3, -4, 8},
+    [WEIGHT] = {0.05, -INFINITY, INFINITY},
+    [WEIGHT_ALL] = {0.15, -INFINITY, INFINITY},
     [FLOOR] = {0.08, 0.2, 1},
 };
 
 /* The parameters: of each kind `each[kind]` in a row, from `first[kind]` on; groups of layers, of weights
- * [groups][inputs], and one floor. */
+ * [groups][inputs], of weights of all layers [inputs], and one of what else is of all layers. */
 struct parameters {
     uint32_t groups, inputs, count;
     uint32_t first[KINDS], each[KINDS];
@@ -69,7 +87,9 @@ static struct parameters parameters_of(const struct policy_network *network) {
         p.inputs = network_inputs_count(shape) - shape->content;
     p.each[BUDGET] = p.each[BUDGET_SLOPE] = p.groups;
     p.each[SUMMARY_OFFSET] = p.each[SUMMARY_SLOPE] = network->summary ? p.groups : 0;
+    p.each[SUMMARY_OFFSET_ALL] = p.each[SUMMARY_SLOPE_ALL] = network->summary ? 1 : 0;
     p.each[WEIGHT] = p.groups * p.inputs;
+    p.each[WEIGHT_ALL] = p.inputs;
     p.each[FLOOR] = 1;
     for (uint32_t kind = 0; kind < KINDS; kind++) {
         p.first[kind] = p.count;
@@ -86,11 +106,12 @@ static double clamp(double x, enum kind kind) {
     return fmax(kinds[kind].least, fmin(kinds[kind].most, x));
 }
 
-/* Numbers of layers, each moved by its group's. */
+/* Numbers of layers, each moved by its group's, and by that of all layers where there is one (else all == kind). */
 static void add_layers(
-    const struct parameters *p, const double *delta, enum kind kind, float *numbers, uint32_t layers) {
+    const struct parameters *p, const double *delta, enum kind kind, enum kind all, float *numbers, uint32_t layers) {
     for (uint32_t layer = 0; layer < layers && p->each[kind] > 0; layer++) {
         double number = (double)numbers[layer] + delta[p->first[kind] + group_of(p, layer, layers)];
+        number += all != kind ? delta[p->first[all]] : 0;
         numbers[layer] = (float)clamp(number, kind);
     }
 }
@@ -115,16 +136,16 @@ static void add_weights(const struct parameters *p, const double *delta, struct 
         float *skip = network->skip + (size_t)head * all + shape->content;
         uint32_t group = group_of(p, head / shape->kv_heads, shape->layers);
         for (uint32_t f = 0; f < p->inputs; f++)
-            skip[f] += (float)delta[p->first[WEIGHT] + group * p->inputs + f];
+            skip[f] += (float)(delta[p->first[WEIGHT] + group * p->inputs + f] + delta[p->first[WEIGHT_ALL] + f]);
     }
 }
 
 static void add_parameters(const struct parameters *p, const double *delta, struct policy_network *network) {
     uint32_t layers = network->shape.layers;
     add_budgets(p, delta, network);
-    add_layers(p, delta, BUDGET_SLOPE, network->layer_budget_slopes, layers);
-    add_layers(p, delta, SUMMARY_OFFSET, network->summary_offsets, layers);
-    add_layers(p, delta, SUMMARY_SLOPE, network->summary_slopes, layers);
+    add_layers(p, delta, BUDGET_SLOPE, BUDGET_SLOPE, network->layer_budget_slopes, layers);
+    add_layers(p, delta, SUMMARY_OFFSET, SUMMARY_OFFSET_ALL, network->summary_offsets, layers);
+    add_layers(p, delta, SUMMARY_SLOPE, SUMMARY_SLOPE_ALL, network->summary_slopes, layers);
     if (p->inputs > 0)
         add_weights(p, delta, network);
     network->floor = (float)clamp((double)network->floor + delta[p->first[FLOOR]], FLOOR);
