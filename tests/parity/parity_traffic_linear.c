@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { WEIGHT_ROWS = 128, COLUMNS = 1024 };
+enum { OUTPUTS = 128, COLUMNS = 1024 };
 
 /* Of the kernels that multiply: rows of weights and of activations of a thread block, and bytes of a row of the latter.
  */
@@ -49,7 +49,7 @@ static void check_preparation(struct parity *parity, const struct product *p) {
 static void check_product(struct parity *parity, uint32_t rows) {
     const struct product_kind *kind = &product_kinds[parity->entry->index];
     bool halves = kind->type == TENSOR_F16 || kind->type == TENSOR_BF16;
-    struct product p = product_create(parity, kind, WEIGHT_ROWS, COLUMNS, rows, parity_random(parity, 0, 1));
+    struct product p = product_create(parity, kind, OUTPUTS, COLUMNS, rows, parity_random(parity, 0, 1));
     uint32_t multiprocessors = product_cuda(parity)->multiprocessors;
     product_cuda(parity)->multiprocessors = 1;
     traffic_begin(parity);
@@ -72,12 +72,12 @@ static void case_product(struct parity *parity) {
 static void case_dequantise(struct parity *parity) {
     struct linear_limits limits = *product_limits(parity);
     const struct product_kind *kind = &product_kinds[parity->round % PRODUCT_BLOCK_KINDS];
-    struct product p = product_create(parity, kind, WEIGHT_ROWS, COLUMNS, 4, false);
+    struct product p = product_create(parity, kind, OUTPUTS, COLUMNS, 4, false);
     product_limits(parity)->blocks_library = 1;
     traffic_begin(parity);
     p.got = product_multiply(parity, &p, p.x, p.rows);
     *product_limits(parity) = limits;
-    traffic_check(parity, "linear_dequantise_strips", (double)p.weight->bytes + (double)WEIGHT_ROWS * COLUMNS * 2, "%s",
+    traffic_check(parity, "linear_dequantise_strips", (double)p.weight->bytes + (double)OUTPUTS * COLUMNS * 2, "%s",
         kind->name);
     product_free(parity, &p);
 }
@@ -86,13 +86,13 @@ static void case_dequantise(struct parity *parity) {
 static void check_embed(struct parity *parity, uint32_t index) {
     const struct product_kind *kind = &product_kinds[index];
     bool blocks = index < PRODUCT_BLOCK_KINDS;
-    struct product p = product_create(parity, kind, WEIGHT_ROWS, COLUMNS, 1, false);
+    struct product p = product_create(parity, kind, OUTPUTS, COLUMNS, 1, false);
     int32_t tokens[] = {5, 127, 64, 0};
     uint32_t count = sizeof tokens / sizeof tokens[0];
     float *out = parity_upload(parity, NULL, (size_t)count * COLUMNS * sizeof *out);
     traffic_begin(parity);
     parity->operations->embed(parity->backend, p.weight, tokens, count, out);
-    double row = blocks ? COLUMNS / 32 * (kind->type == TENSOR_Q4_1 ? 96 : 64) : (double)p.weight->bytes / WEIGHT_ROWS;
+    double row = blocks ? COLUMNS / 32 * (kind->type == TENSOR_Q4_1 ? 96 : 64) : (double)p.weight->bytes / OUTPUTS;
     traffic_check(
         parity, blocks ? "linear_embed_blocks" : "linear_embed_values", count * (row + COLUMNS * 4), "%s", kind->name);
     parity_release(parity, out);
