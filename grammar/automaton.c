@@ -282,9 +282,11 @@ static uint32_t find_state(struct automaton *a) {
     if (a->failed == 0)
         close_state(a, &state);
     void *states = grow(a, a->states, a->states_count, &a->states_capacity, sizeof *a->states);
-    if (states == NULL || a->failed != 0)
+    if (states == NULL)
         return STATE_DEAD;
     a->states = states;
+    if (a->failed != 0)
+        return STATE_DEAD;
     a->states[a->states_count] = state;
     a->states_table.slots[at] = a->states_count + 1;
     return a->states_count++;
@@ -365,9 +367,11 @@ static void prepare(struct automaton *a) {
     a->epoch++;
     find_stack(a, EXPRESSION_EMPTY, 0, 0, 0);
     void *states = grow(a, a->states, 0, &a->states_capacity, sizeof *a->states);
-    if (states == NULL || !table_reserve(a, &a->states_table, 0, state_hash))
+    if (states == NULL)
         return;
     a->states = states;
+    if (!table_reserve(a, &a->states_table, 0, state_hash))
+        return;
     a->states[a->states_count++] = (struct state){.row = NOTHING, .mask = NOTHING};
 }
 
