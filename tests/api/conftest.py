@@ -68,6 +68,8 @@ class Reply:
 class Server:
     """A running server process. key: sent with every request. tls: an ssl.SSLContext to reach it by."""
 
+    key = tls = None
+
     def __init__(self, program, model, *options, log, env=None, key=None, tls=None):
         self.log_path = log
         self.key, self.tls = key, tls
