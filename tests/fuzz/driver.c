@@ -50,7 +50,8 @@ static void save_current(void) {
     FILE *file = fopen(path, "wb");
     if (file == NULL)
         return;
-    fwrite(current.data, 1, current.bytes, file);
+    if (current.bytes > 0)
+        fwrite(current.data, 1, current.bytes, file);
     fclose(file);
     fprintf(stderr, "the input that failed is in %s\n", path);
 }

@@ -3,6 +3,7 @@
 
 #include "engine/clock.h"
 #include "engine/text_stream.h"
+#include "grammar/grammar.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -75,6 +76,7 @@ void request_free(struct request *request) {
     policy_settings_release(&request->kv_policy);
     free(request->penalties.biases);
     free(request->stop_tokens);
+    grammar_free(request->grammar);
     free(request->prompts);
     free(request->stops);
     free(request);
