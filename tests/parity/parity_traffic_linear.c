@@ -77,8 +77,8 @@ static void case_dequantise(struct parity *parity) {
     traffic_begin(parity);
     p.got = product_multiply(parity, &p, p.x, p.rows);
     *product_limits(parity) = limits;
-    traffic_check(parity, "linear_dequantise_strips", (double)p.weight->bytes + (double)OUTPUTS * COLUMNS * 2, "%s",
-        kind->name);
+    traffic_check(
+        parity, "linear_dequantise_strips", (double)p.weight->bytes + (double)OUTPUTS * COLUMNS * 2, "%s", kind->name);
     product_free(parity, &p);
 }
 
