@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "parallel/wait.h"
 
+#include "engine/spin.h"
+
 #include <limits.h>
 #include <linux/futex.h>
 #include <stddef.h>
@@ -8,14 +10,6 @@
 #include <unistd.h>
 
 enum { SPINS = 2000 };
-
-static void spin_pause(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 void wait_number_advance(struct wait_number *number) {
     atomic_fetch_add(&number->value, 1);

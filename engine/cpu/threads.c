@@ -7,6 +7,8 @@
  */
 #include "engine/cpu/threads.h"
 
+#include "engine/spin.h"
+
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -43,14 +45,6 @@ struct thread_pool {
     uint32_t started; /* workers that run */
     struct worker *workers;
 };
-
-static void spin_pause(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t expected) {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
