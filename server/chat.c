@@ -3,6 +3,7 @@
 
 #include "server/chat_messages.h"
 #include "server/generation.h"
+#include "server/reply_job.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -123,50 +124,23 @@ void chat_handle(struct exchange *exchange) {
 
 /* --- /apply-template --- */
 
-struct apply_job {
-    struct exchange *exchange;
-    struct parse_context context;
-    struct buffer reply;
-    struct fault fault;
-    int failed;
-};
-
-static void apply_run(void *state) {
-    struct apply_job *job = state;
-    const struct buffer *text = &job->exchange->body;
+static int apply_run(
+    const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault) {
     struct tool_set tools = {0};
     struct template_text prompt = {0};
-    json_t *body = fields_parse(text->data, text->length, &job->fault);
-    job->failed = body == NULL || params_check_model(body, &job->context, &job->fault) != 0 ||
-                  chat_messages_render(body, &job->context, &tools, &prompt, &job->fault) != 0;
-    if (!job->failed) {
-        buffer_string(&job->reply, "{\"prompt\":");
-        buffer_json_string(&job->reply, prompt.text, prompt.bytes);
-        buffer_string(&job->reply, "}");
+    int failed = params_check_model(body, context, fault);
+    if (failed == 0)
+        failed = chat_messages_render(body, context, &tools, &prompt, fault);
+    if (failed == 0) {
+        buffer_string(reply, "{\"prompt\":");
+        buffer_json_string(reply, prompt.text, prompt.bytes);
+        buffer_string(reply, "}");
     }
     tool_set_free(&tools);
     template_text_free(&prompt);
-    json_decref(body);
-}
-
-static void apply_done(void *state) {
-    struct apply_job *job = state;
-    if (!job->failed && job->reply.failed)
-        job->failed = fault_memory(&job->fault);
-    if (!job->exchange->abandoned && job->failed)
-        exchange_fault(job->exchange, &job->fault);
-    else if (!job->exchange->abandoned)
-        exchange_json(job->exchange, 200, &job->reply);
-    buffer_free(&job->reply);
-    free(job);
+    return failed;
 }
 
 void apply_template_handle(struct exchange *exchange) {
-    struct apply_job *job = calloc(1, sizeof *job);
-    if (job != NULL)
-        *job = (struct apply_job){.exchange = exchange, .context = generation_context(exchange)};
-    if (job == NULL || exchange_work(exchange, apply_run, apply_done, job) != 0) {
-        free(job);
-        exchange_fault_memory(exchange);
-    }
+    reply_job_start(exchange, apply_run);
 }

@@ -1,22 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/tokenize.h"
 
-#include "server/generation.h"
-
-#include <stdlib.h>
-
-/* Writes the reply to a body. */
-typedef int (*tokenize_reply)(
-    const json_t *body, const struct parse_context *context, struct buffer *reply, struct fault *fault);
-
-struct tokenize_job {
-    struct exchange *exchange;
-    struct parse_context context;
-    tokenize_reply run;
-    struct buffer reply;
-    struct fault fault;
-    int failed;
-};
+#include "server/reply_job.h"
 
 static void tokenize_write(
     const struct token_list *ids, bool strings, const struct parse_context *context, struct buffer *reply) {
@@ -93,38 +78,10 @@ static int detokenize_run(
     return failed;
 }
 
-static void tokenize_job_run(void *state) {
-    struct tokenize_job *job = state;
-    const struct buffer *text = &job->exchange->body;
-    json_t *body = fields_parse(text->data, text->length, &job->fault);
-    job->failed = body == NULL || job->run(body, &job->context, &job->reply, &job->fault) != 0;
-    json_decref(body);
-}
-
-static void tokenize_job_done(void *state) {
-    struct tokenize_job *job = state;
-    if (!job->exchange->abandoned && job->failed)
-        exchange_fault(job->exchange, &job->fault);
-    else if (!job->exchange->abandoned)
-        exchange_json(job->exchange, 200, &job->reply);
-    buffer_free(&job->reply);
-    free(job);
-}
-
-static void tokenize_start(struct exchange *exchange, tokenize_reply run) {
-    struct tokenize_job *job = calloc(1, sizeof *job);
-    if (job != NULL)
-        *job = (struct tokenize_job){.exchange = exchange, .context = generation_context(exchange), .run = run};
-    if (job == NULL || exchange_work(exchange, tokenize_job_run, tokenize_job_done, job) != 0) {
-        free(job);
-        exchange_fault_memory(exchange);
-    }
-}
-
 void tokenize_handle(struct exchange *exchange) {
-    tokenize_start(exchange, tokenize_run);
+    reply_job_start(exchange, tokenize_run);
 }
 
 void detokenize_handle(struct exchange *exchange) {
-    tokenize_start(exchange, detokenize_run);
+    reply_job_start(exchange, detokenize_run);
 }
