@@ -543,20 +543,6 @@ void output_node_free(struct output_node *node) {
     free(node);
 }
 
-struct request *request_create(void) {
-    struct request *request = calloc(1, sizeof *request);
-    if (request == NULL)
-        return NULL;
-    request->n = 1;
-    request->max_tokens = 16;
-    request->sampling.temperature = 1;
-    request->sampling.top_p = 1;
-    request->penalties.repetition = 1;
-    request->logprobs = -1;
-    request->skip_special = true;
-    return request;
-}
-
 int request_prepare(struct request *request, const struct tokenizer *tokenizer, struct error *error) {
     if (request->task == NULL)
         request->task = task_create(request, tokenizer);
@@ -567,15 +553,5 @@ void request_free(struct request *request) {
     if (request == NULL)
         return;
     task_free(request->task);
-    for (uint32_t i = 0; i < request->prompts_count; i++)
-        free(request->prompts[i].tokens);
-    for (uint32_t i = 0; i < request->stops_count; i++)
-        free(request->stops[i]);
-    policy_settings_release(&request->kv_policy);
-    free(request->penalties.biases);
-    free(request->stop_tokens);
-    grammar_free(request->grammar);
-    free(request->prompts);
-    free(request->stops);
-    free(request);
+    request_free_parameters(request);
 }

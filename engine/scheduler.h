@@ -71,8 +71,9 @@ struct request {
     struct task *task;                                   /* request_prepare's */
 };
 
-struct request *request_create(void);       /* zeroed, with the API's defaults; NULL on failed allocation */
-void request_free(struct request *request); /* frees prompts and stops too; NULL allowed */
+struct request *request_create(void);                  /* zeroed, with the API's defaults; NULL on failed allocation */
+void request_free(struct request *request);            /* frees prompts and stops too; NULL allowed */
+void request_free_parameters(struct request *request); /* the same for one without a task; for schedulers */
 
 /* Does the part of scheduler_submit that takes time in proportion to prompts and choices, for callers that must not
  * wait: on another thread, when the request is complete (id and user excepted). ERROR_MEMORY. */

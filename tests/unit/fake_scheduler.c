@@ -3,7 +3,6 @@
 
 #include "engine/clock.h"
 #include "engine/text_stream.h"
-#include "grammar/grammar.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -51,35 +50,14 @@ static void *fake_allocate(size_t bytes) {
     return memory;
 }
 
-struct request *request_create(void) {
-    struct request *request = fake_allocate(sizeof *request);
-    request->n = 1;
-    request->max_tokens = 16;
-    request->logprobs = -1;
-    request->skip_special = true;
-    request->penalties.repetition = 1;
-    return request;
-}
-
 int request_prepare(struct request *request, const struct tokenizer *tokenizer, struct error *error) {
     (void)request, (void)tokenizer, (void)error;
     return 0;
 }
 
 void request_free(struct request *request) {
-    if (request == NULL)
-        return;
-    for (uint32_t i = 0; i < request->prompts_count; i++)
-        free(request->prompts[i].tokens);
-    for (uint32_t i = 0; i < request->stops_count; i++)
-        free(request->stops[i]);
-    policy_settings_release(&request->kv_policy);
-    free(request->penalties.biases);
-    free(request->stop_tokens);
-    grammar_free(request->grammar);
-    free(request->prompts);
-    free(request->stops);
-    free(request);
+    if (request != NULL)
+        request_free_parameters(request);
 }
 
 /* --- Answers --- */
