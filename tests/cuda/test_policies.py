@@ -7,6 +7,7 @@ An emulated device computes some tokens a second: policies go in one batch, and 
 one by attention and one by keys, with int8 activations alone. DISTILLCACHE_TEST_FULL=1 (scripts/test.sh --full), or a real device
 (DISTILLCACHE_TEST_DEVICE=real): all of them, and both.
 """
+import functools
 import os
 import pathlib
 import sys
@@ -26,33 +27,29 @@ CASES = PROMPT["cases"] if FULL else []  # a decode step of one sequence takes a
 model.TIMEOUT_S = 6000
 
 
-def run_on_device(mode, lines):
+@functools.cache
+def run_on_device(mode):
+    """What the tool says of each policy's scores, and of each case; one run, in which policies compute the prompt once."""
     if not REAL:
         os.environ["DISTILLCACHE_EMULATOR"] = "fast"
-    return model.run_tool(lines, *MODES[mode], "--backend", "cuda", "--group", str(min(len(lines), 16)))
-
-
-@pytest.fixture(scope="module", params=MODES)
-def scored(request):
-    budget, ids = model.SCORES["score_budget"], model.ids_text(PROMPT["ids"])
-    lines = [f"scores;{model.spell(name, tokens=budget)};{ids}" for name in NAMES]
-    return dict(zip(NAMES, run_on_device(request.param, lines)))
+    ids = PROMPT["ids"]
+    tasks = [(name, model.score_line(model.spell(name, tokens=model.SCORES["score_budget"]), ids)) for name in NAMES]
+    tasks += [(case["policy"], model.run_line(model.case_policy(case), ids, case["decode"]["fed"])) for case in CASES]
+    out = model.run_forked(tasks, *MODES[mode], "--backend", "cuda")
+    return dict(zip(NAMES, out)), out[len(NAMES):]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scores(scored, name):
+@pytest.mark.parametrize("mode", MODES)
+def test_scores(mode, name):
+    scored, _ = run_on_device(mode)
     assert np.median(model.score_differences(name, PROMPT, scored[name])) <= 0.02
 
 
-@pytest.fixture(scope="module", params=MODES)
-def pruned(request):
-    lines = [model.run_line(model.case_policy(case), PROMPT["ids"], case["decode"]["fed"]) for case in CASES]
-    return run_on_device(request.param, lines)
-
-
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: "-".join(map(str, list(CASES[i].values())[:3])))
-def test_kept(pruned, index):
-    case, out = CASES[index], pruned[index]
+@pytest.mark.parametrize("mode", MODES)
+def test_kept(mode, index):
+    case, out = CASES[index], run_on_device(mode)[1][index]
     model.check_case(out, case, False)
     if case["scope"] == "head":  # counts follow from budgets alone
         assert model.counts(out["prompt"]) == case["kept"]["counts"]

@@ -2,7 +2,7 @@
  *
  * Runs policies on the real model and writes what they do, for tests/model/test_prunes.py.
  *
- *   prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--group N] [--swap] [--share]
+ *   prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--group N] [--swap] [--share] [--fork]
  *              [--backend cpu|cuda]
  *
  * Standard input, one task a line, its fields separated by semicolons:
@@ -14,7 +14,8 @@
  *   {"prompt": [layer][head] positions kept, "top": [step][5] of [id, logprob], "counts": [step] of layer 0, head 0,
  *    "decode": [layer][head] positions kept}
  * --group N: N tasks advance in the same batches and prunes. --swap: sequences are swapped out and in after each prune.
- * --share: prefixes are shared.
+ * --share: prefixes are shared. --fork: tasks of a group that have a policy and a prompt in common, whatever its
+ * options, compute the prompt once.
  */
 #include "engine/engine.h"
 
@@ -34,6 +35,7 @@ struct options {
     bool exact;
     bool swap;
     bool share;
+    bool fork;
 };
 
 struct ids {
@@ -45,6 +47,8 @@ struct task {
     bool scores;
     struct ids prompt, fed;
     uint32_t done; /* tokens of both */
+    struct policy_settings settings;
+    struct task *leader; /* --fork: whose sequence this one's is forked from after the prompt; NULL: none */
     struct sequence *sequence;
     char *text;
     size_t text_bytes;
@@ -68,6 +72,8 @@ static int parse_arguments(int count, char **arguments, struct options *options)
             options->swap = true;
         else if (strcmp(name, "--share") == 0)
             options->share = true;
+        else if (strcmp(name, "--fork") == 0)
+            options->fork = true;
         else if (name[0] != '-' && options->model == NULL)
             options->model = name;
         else if (value == NULL)
@@ -181,6 +187,8 @@ static int write_step(struct engine *engine, const struct task *task, uint32_t r
 /* The next tokens of a task: a part of the prompt, or one to feed. */
 static bool next_item(const struct task *task, const struct options *options, uint32_t rows, struct batch_item *item) {
     *item = (struct batch_item){.sequence = task->sequence};
+    if (task->sequence == NULL)
+        return false;
     if (task->done >= task->prompt.count + task->fed.count || rows == 0)
         return false;
     if (task->done >= task->prompt.count) {
@@ -226,6 +234,15 @@ static int report(struct engine *engine, struct task *task, struct error *error)
     return 0;
 }
 
+/* A task whose leader has computed the prompt, and not pruned it yet, goes on from there. */
+static int fork_task(struct task *task, struct error *error) {
+    task->sequence = sequence_fork(task->leader->sequence);
+    if (task->sequence == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a sequence");
+    task->done = task->prompt.count;
+    return sequence_change_policy(task->sequence, &task->settings, error);
+}
+
 /* One batch and its prune. 1: nothing was left to do. */
 static int advance(
     struct engine *engine, const struct options *options, struct task *tasks, uint32_t count, struct error *error) {
@@ -245,9 +262,15 @@ static int advance(
         owners[i]->done += items[i].count;
         if (items[i].want == WANT_LAST)
             code = write_step(engine, owners[i], items[i].first_row, error);
+    }
+    for (uint32_t i = 0; i < count && code == 0; i++)
+        if (tasks[i].sequence == NULL && tasks[i].leader->done == tasks[i].leader->prompt.count) {
+            code = fork_task(&tasks[i], error);
+            owners[items_count++] = &tasks[i];
+        }
+    for (uint32_t i = 0; i < items_count; i++)
         if (!owners[i]->scores)
             sequences[pruned++] = owners[i]->sequence;
-    }
     if (code == 0)
         code = prune_and_swap(engine, options, sequences, pruned, error);
     for (uint32_t i = 0; i < items_count && code == 0; i++)
@@ -255,32 +278,54 @@ static int advance(
     return code;
 }
 
-static int task_create(struct engine *engine, struct task *task, char *line, struct error *error) {
+static bool same_prompt(const struct task *a, const struct task *b) {
+    size_t bytes = a->prompt.count * sizeof *a->prompt.tokens;
+    return a->prompt.count == b->prompt.count && memcmp(a->prompt.tokens, b->prompt.tokens, bytes) == 0;
+}
+
+/* The task of those before that computes this one's prompt too; NULL: none. */
+static struct task *find_leader(struct task *tasks, const struct task *task) {
+    for (struct task *leader = tasks; leader < task; leader++)
+        if (leader->leader == NULL && leader->settings.policy == task->settings.policy && same_prompt(leader, task))
+            return leader;
+    return NULL;
+}
+
+static int task_open_sequence(struct engine *engine, struct task *task, struct error *error) {
+    task->sequence = sequence_create(engine);
+    if (task->sequence == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for a sequence");
+    int code = sequence_set_policy(task->sequence, &task->settings, task->prompt.count, error);
+    if (code == 0)
+        task->done = sequence_reuse_prefix(task->sequence, task->prompt.tokens, task->prompt.count);
+    return code;
+}
+
+/* Reads a line into *task, of the group that begins at tasks. */
+static int task_create(struct engine *engine, const struct options *options, struct task *tasks, struct task *task,
+    char *line, struct error *error) {
     char *fields[4] = {0}, *rest = NULL;
     uint32_t count = 0;
     for (char *field = strtok_r(line, ";", &rest); field != NULL && count < 4; field = strtok_r(NULL, ";", &rest))
         fields[count++] = field;
     if (count < 3)
         return error_set(error, ERROR_INVALID, "a line without its fields");
-    struct policy_settings settings;
-    int code = policy_settings_parse(fields[1], &settings, error);
+    int code = policy_settings_parse(fields[1], &task->settings, error);
     if (code != 0)
         return code;
     task->scores = strcmp(fields[0], "scores") == 0;
     task->out = open_memstream(&task->text, &task->text_bytes);
     task->counts = open_memstream(&task->counts_text, &task->counts_bytes);
-    task->sequence = sequence_create(engine);
-    if (task->out == NULL || task->counts == NULL || task->sequence == NULL)
-        code = error_set(error, ERROR_MEMORY, "no memory for a sequence");
+    if (task->out == NULL || task->counts == NULL)
+        code = error_set(error, ERROR_MEMORY, "no memory for what a task writes");
     if (code == 0)
         code = parse_ids(fields[2], &task->prompt, error);
     if (code == 0 && count > 3)
         code = parse_ids(fields[3], &task->fed, error);
-    if (code == 0)
-        code = sequence_set_policy(task->sequence, &settings, task->prompt.count, error);
-    if (code == 0)
-        task->done = sequence_reuse_prefix(task->sequence, task->prompt.tokens, task->prompt.count);
-    policy_settings_release(&settings);
+    if (code == 0 && options->fork)
+        task->leader = find_leader(tasks, task);
+    if (code == 0 && task->leader == NULL)
+        code = task_open_sequence(engine, task, error);
     return code;
 }
 
@@ -292,6 +337,7 @@ static void task_free(struct task *task, bool print) {
     if (print)
         printf("{%s}\n", task->text);
     sequence_free(task->sequence);
+    policy_settings_release(&task->settings);
     free(task->text);
     free(task->counts_text);
     free(task->prompt.tokens);
@@ -306,7 +352,7 @@ static int run_group(struct engine *engine, const struct options *options, struc
     size_t capacity = 0;
     int code = 0;
     while (code == 0 && count < options->group && getline(&line, &capacity, stdin) > 0)
-        code = task_create(engine, &tasks[count++], line, error);
+        code = task_create(engine, options, tasks, &tasks[count++], line, error);
     free(line);
     bool any = count > 0;
     while (code == 0)
@@ -348,7 +394,7 @@ int main(int arguments_count, char **arguments) {
     struct error error = {0};
     if (parse_arguments(arguments_count, arguments, &options) != 0) {
         fprintf(stderr, "usage: prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--group N]\n"
-                        "           [--swap] [--share]\n");
+                        "           [--swap] [--share] [--fork]\n");
         return 2;
     }
     int code = run_all(&options, &error);

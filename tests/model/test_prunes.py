@@ -39,6 +39,16 @@ def run_tool(lines, *options):
     return out
 
 
+def run_forked(tasks, *options, group=24):
+    """What the tool writes for each (policy, line). Lines of one policy compute each prompt once."""
+    order = sorted(range(len(tasks)), key=lambda i: tasks[i][0])
+    out = [None] * len(tasks)
+    lines = [tasks[i][1] for i in order]
+    for i, one in zip(order, run_tool(lines, *options, "--fork", "--group", str(group))):
+        out[i] = one
+    return out
+
+
 def ids_text(ids):
     return " ".join(map(str, ids))
 
@@ -95,19 +105,30 @@ def score_differences(name, prompt, out):
     return np.concatenate(differences)
 
 
+def score_line(policy, ids):
+    return f"scores;{policy};{ids_text(ids)}"
+
+
 @functools.cache
-def run_scores(options):
-    """{(prompt, policy): what the tool says}."""
-    keys = [(prompt["name"], name) for prompt in SCORES["prompts"] for name in NAMES]
-    ids = {prompt["name"]: prompt["ids"] for prompt in SCORES["prompts"]}
-    lines = [f"scores;{spell(name, tokens=SCORES['score_budget'])};{ids_text(ids[prompt])}" for prompt, name in keys]
-    return dict(zip(keys, run_tool(lines, *options, "--group", "4")))
+def run_all(options):
+    """{(kind, prompt, policy or index of a case): what the tool says}. Kinds: "scores" of a policy, the "run" of a case,
+    and with exact arithmetic the scores before the prune of a case of scope head, "cut"."""
+    tasks = {}
+    for prompt in SCORES["prompts"]:
+        for name in NAMES:
+            tasks["scores", prompt["name"], name] = name, score_line(spell(name, tokens=SCORES["score_budget"]), prompt["ids"])
+        for index, case in enumerate(prompt["cases"]):
+            name, policy = case["policy"], case_policy(case)
+            tasks["run", prompt["name"], index] = name, run_line(policy, prompt["ids"], case["decode"]["fed"])
+            if options == EXACT and case["scope"] == "head" and name in NAMES and name not in F16_WINDOW:
+                tasks["cut", prompt["name"], index] = name, score_line(policy, prompt["ids"])
+    return dict(zip(tasks, run_forked(list(tasks.values()), *options)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prompt", SCORES["prompts"], ids=lambda prompt: prompt["name"])
 def test_scores_exact(prompt, name):
-    differences = score_differences(name, prompt, run_scores(EXACT)[prompt["name"], name])
+    differences = score_differences(name, prompt, run_all(EXACT)["scores", prompt["name"], name])
     median, p99 = (1e-3, 0.05) if name in F16_WINDOW else (1e-5, 1e-3)
     assert np.median(differences) <= median
     assert np.quantile(differences, 0.99) <= p99
@@ -116,7 +137,7 @@ def test_scores_exact(prompt, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_default(name):
     for prompt in SCORES["prompts"]:
-        differences = score_differences(name, prompt, run_scores(DEFAULT)[prompt["name"], name])
+        differences = score_differences(name, prompt, run_all(DEFAULT)["scores", prompt["name"], name])
         assert np.median(differences) <= 0.02, prompt["name"]
 
 
@@ -174,20 +195,11 @@ def check_case(out, case, exact):
         assert differences.max() <= 2.0 and differences.mean() <= 0.5
 
 
-@functools.cache
-def run_cases(options):
-    """Per prompt, what the tool says of its cases."""
-    lines = [run_line(case_policy(case), prompt["ids"], case["decode"]["fed"])
-             for prompt in SCORES["prompts"] for case in prompt["cases"]]
-    out = iter(run_tool(lines, *options, "--group", "16"))
-    return {prompt["name"]: [next(out) for _ in prompt["cases"]] for prompt in SCORES["prompts"]}
-
-
 def cases_of(options, name):
     for prompt in SCORES["prompts"]:
-        for case, out in zip(prompt["cases"], run_cases(options)[prompt["name"]]):
+        for index, case in enumerate(prompt["cases"]):
             if case["policy"] == name:
-                yield case, out
+                yield case, run_all(options)["run", prompt["name"], index]
 
 
 @pytest.mark.parametrize("name", ["full"] + NAMES)
@@ -213,11 +225,11 @@ def near_cut(score, cut, scale):
 def test_only_near_ties_fall_on_the_other_side(name):
     """After the prompt, scope head: every slot that differs from the reference's set has a score at the cut."""
     for prompt in SCORES["prompts"]:
-        cases = [case for case in prompt["cases"] if case["policy"] == name and case["scope"] == "head"]
-        lines = [f"scores;{case_policy(case)};{ids_text(prompt['ids'])}" for case in cases]
-        for case, scored in zip(cases, run_tool(lines, *EXACT)):
-            index = prompt["cases"].index(case)
-            kept = run_cases(EXACT)[prompt["name"]][index]["prompt"]
+        for index, case in enumerate(prompt["cases"]):
+            if case["policy"] != name or case["scope"] != "head":
+                continue
+            scored = run_all(EXACT)["cut", prompt["name"], index]
+            kept = run_all(EXACT)["run", prompt["name"], index]["prompt"]
             for place, layer in enumerate(SCORES["layers"]):
                 for head, theirs in enumerate(case["kept"]["positions"][str(layer)]):
                     scores = dict(zip(scored["positions"][layer][head], scored["scores"][layer][head]))
@@ -278,6 +290,14 @@ SOME = [spell("h2o", ratio=0.25), spell("snapkv", ratio=0.25, interval=3), spell
         spell("expected_attention", tokens=40, interval=1), spell("restkv", tokens=48, interval=2),
         spell("laprox", tokens=48, interval=4), spell("scissorhands", tokens=30), spell("criticalkv", tokens=40),
         spell("hybrid", ratio=0.3), spell("rlkv", sparsity=0.5), spell("knorm", tokens=20), "full"]
+
+
+def test_forks_are_as_if_computed_alone():
+    """What run_forked relies on: options that differ after the prompt alone."""
+    ids = SCHEDULES["ids"][:96]
+    tasks = [(name, run_line(spell(name, tokens=tokens, scope=scope, interval=1), ids, ids[:6]))
+             for name in ("h2o", "snapkv", "keyformer", "expected_attention") for tokens in (24, 64) for scope in ("head", "layer")]
+    assert run_forked(tasks, group=5) == run_tool([line for _, line in tasks], "--group", "16")
 
 
 @functools.cache
