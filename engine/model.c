@@ -281,10 +281,12 @@ static int take_tensor(
     if (rows > SIZE_MAX_OF_SHAPE)
         return error_set(error, ERROR_FORMAT, "%s: tensor %s has %" PRIu64 " rows, more than %d", model->path, name,
             rows, SIZE_MAX_OF_SHAPE);
-    if (tensor_format_find(found->type) == NULL)
-        return error_set(error, ERROR_UNSUPPORTED,
-            "%s: tensor %s has format %s, which is not supported (F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are)",
-            model->path, name, tensor_type_name(found->type));
+    if (tensor_format_find(found->type) == NULL) {
+        char names[TENSOR_FORMAT_NAMES_BYTES];
+        tensor_format_names(names);
+        return error_set(error, ERROR_UNSUPPORTED, "%s: tensor %s has format %s, which is not supported; these are: %s",
+            model->path, name, tensor_type_name(found->type), names);
+    }
     *out = (struct tensor){.name = name,
         .type = (enum tensor_type)found->type,
         .rows = (uint32_t)rows,

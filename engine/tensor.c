@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/tensor.h"
 
+#include "engine/block.h"
 #include "engine/bytes.h"
 
 #include <stdio.h>
@@ -13,6 +14,15 @@ static const struct tensor_format formats[] = {
     {TENSOR_Q8_0, "Q8_0", 32, 34},
     {TENSOR_Q4_0, "Q4_0", 32, 18},
     {TENSOR_Q4_1, "Q4_1", 32, 20},
+    {TENSOR_Q5_0, "Q5_0", 32, 22},
+    {TENSOR_Q5_1, "Q5_1", 32, 24},
+    {TENSOR_Q2_K, "Q2_K", 256, 84},
+    {TENSOR_Q3_K, "Q3_K", 256, 110},
+    {TENSOR_Q4_K, "Q4_K", 256, 144},
+    {TENSOR_Q5_K, "Q5_K", 256, 176},
+    {TENSOR_Q6_K, "Q6_K", 256, 210},
+    {TENSOR_IQ4_NL, "IQ4_NL", 32, 18},
+    {TENSOR_MXFP4, "MXFP4", 32, 17},
 };
 
 /* Every number that ggml has given out; gaps are formats that were withdrawn. */
@@ -56,6 +66,12 @@ const struct tensor_format *tensor_format_find(uint32_t type) {
         if ((uint32_t)formats[i].type == type)
             return &formats[i];
     return NULL;
+}
+
+void tensor_format_names(char names[TENSOR_FORMAT_NAMES_BYTES]) {
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0] && at < TENSOR_FORMAT_NAMES_BYTES; i++)
+        at += (size_t)snprintf(names + at, TENSOR_FORMAT_NAMES_BYTES - at, "%s%s", i == 0 ? "" : ", ", formats[i].name);
 }
 
 const char *tensor_type_name(uint32_t type) {
@@ -169,43 +185,23 @@ uint16_t float_to_bfloat(float value) {
     return (uint16_t)round_shift(bits, 16);
 }
 
-/* 32 values of a 4-bit block: low nibbles first, then high nibbles. */
-static void dequantise_nibbles(const uint8_t *packed, float scale, int zero, float minimum, float *out) {
-    for (int j = 0; j < 16; j++) {
-        out[j] = scale * (float)((packed[j] & 15) - zero) + minimum;
-        out[j + 16] = scale * (float)((packed[j] >> 4) - zero) + minimum;
-    }
-}
-
-static void dequantise_block(enum tensor_type type, const uint8_t *block, float *out) {
-    switch (type) {
-    case TENSOR_F32:
-        out[0] = float_from_bits(load_u32(block));
-        break;
-    case TENSOR_F16:
-        out[0] = half_to_float(load_u16(block));
-        break;
-    case TENSOR_BF16:
-        out[0] = bfloat_to_float(load_u16(block));
-        break;
-    case TENSOR_Q8_0:
-        for (int j = 0; j < 32; j++)
-            out[j] = half_to_float(load_u16(block)) * (float)(int8_t)block[2 + j];
-        break;
-    case TENSOR_Q4_0:
-        dequantise_nibbles(block + 2, half_to_float(load_u16(block)), 8, 0, out);
-        break;
-    case TENSOR_Q4_1:
-        dequantise_nibbles(block + 4, half_to_float(load_u16(block)), 0, half_to_float(load_u16(block + 2)), out);
-        break;
-    }
+static float load_value(enum tensor_type type, const uint8_t *bytes) {
+    if (type == TENSOR_F32)
+        return float_from_bits(load_u32(bytes));
+    return type == TENSOR_F16 ? half_to_float(load_u16(bytes)) : bfloat_to_float(load_u16(bytes));
 }
 
 void tensor_dequantise_row(const struct tensor *tensor, uint32_t row, float *out) {
     const struct tensor_format *format = tensor_format_find(tensor->type);
-    const uint8_t *block = tensor_row(tensor, row);
-    for (uint32_t column = 0; column < tensor->columns; column += format->block_values) {
-        dequantise_block(tensor->type, block, out + column);
-        block += format->block_bytes;
+    const struct block_format *blocks = block_format_find(tensor->type);
+    const uint8_t *bytes = tensor_row(tensor, row);
+    struct block block;
+    for (uint32_t column = 0; column < tensor->columns; column += format->block_values, bytes += format->block_bytes) {
+        if (blocks == NULL) {
+            out[column] = load_value(tensor->type, bytes);
+            continue;
+        }
+        block_read(tensor->type, bytes, &block);
+        block_dequantise(blocks, &block, out + column);
     }
 }

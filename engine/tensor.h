@@ -9,6 +9,7 @@
  *   Q4_0  32 values: f16 d, uint8 q[16]                       value = d * (nibble - 8)
  *   Q4_1  32 values: f16 d, f16 m, uint8 q[16]                value = d * nibble + m
  * Value j < 16 of a 4-bit block is the low nibble of byte j, value j >= 16 the high nibble of byte j - 16.
+ *   Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4     see block.h
  * All numbers are little-endian.
  */
 #ifndef ENGINE_TENSOR_H
@@ -26,8 +27,17 @@ enum tensor_type {
     TENSOR_F16 = 1,
     TENSOR_Q4_0 = 2,
     TENSOR_Q4_1 = 3,
+    TENSOR_Q5_0 = 6,
+    TENSOR_Q5_1 = 7,
     TENSOR_Q8_0 = 8,
+    TENSOR_Q2_K = 10,
+    TENSOR_Q3_K = 11,
+    TENSOR_Q4_K = 12,
+    TENSOR_Q5_K = 13,
+    TENSOR_Q6_K = 14,
+    TENSOR_IQ4_NL = 20,
     TENSOR_BF16 = 30,
+    TENSOR_MXFP4 = 39,
 };
 
 struct tensor {
@@ -45,10 +55,14 @@ struct tensor {
 struct tensor_format {
     enum tensor_type type;
     const char *name;      /* "Q4_1" */
-    uint32_t block_values; /* values a block: 1 or 32 */
+    uint32_t block_values; /* values a block: 1, 32 or 256 */
     uint32_t block_bytes;
 };
 const struct tensor_format *tensor_format_find(uint32_t type);
+
+/* Writes the names of all of them, "F32, F16, ...". */
+enum { TENSOR_FORMAT_NAMES_BYTES = 128 };
+void tensor_format_names(char names[TENSOR_FORMAT_NAMES_BYTES]);
 
 /* GGUF's name of any ggml_type, also of those we cannot run (for messages); "type 99" style text for unknown ones. */
 const char *tensor_type_name(uint32_t type);

@@ -2,9 +2,9 @@
  *
  * AVX2 kernels. A strip's 32 rows are four parts of 8 lanes. One body per kind of format is written for a constant
  * number of rows and parts and inlined for each: one row takes four parts at once, two rows two, more rows one part
- * after the other, in groups of up to four rows. There is no unsigned-by-signed product without saturation here:
- * nibbles are too small to saturate (8 x 2 x 15 x 127 < 2^15), bytes are multiplied as |w| by x with the sign of w
- * (2 x 128 x 127 < 2^15).
+ * after the other, in groups of up to four rows. There is no unsigned-by-signed product without saturation here: sums
+ * of small codes are widened before they saturate (of 4 bits 16 products, 16 x 15 x 127 < 2^15; of 5 bits 8, of 6 bits
+ * 4), bytes are multiplied as |w| by x with the sign of w (2 x 128 x 127 < 2^15).
  */
 #include "engine/cpu/linear.h"
 
@@ -36,22 +36,56 @@ LINEAR_INLINE void store(const struct linear_tile *tile, uint32_t row, uint32_t 
     _mm256_storeu_ps(out, value);
 }
 
-/* The 8 lanes' words of one group. */
-LINEAR_INLINE __m256i load_words(const char *strip, uint32_t groups, uint32_t group, uint32_t part) {
-    return _mm256_load_si256((const __m256i *)(strip + (part / 2 * groups + group) * 64 + part % 2 * 32));
+/* Each 32-bit number, by a count that is constant once loops are unrolled. */
+LINEAR_INLINE __m256i shift_down(__m256i words, int count) {
+    return (__m256i)(count >= 0 ? (__v8su)words >> count : (__v8su)words << -count);
 }
 
-/* 32-bit sums of the products of 8 lanes with 32 values of x, for 1 to 4 rows. */
-LINEAR_INLINE void dot_bytes(
-    const char *strip, uint32_t part, const struct linear_block *x, uint32_t rows, __m256i *dot) {
+/* The bits of `mask` of each byte, which lie `count` above where they belong. */
+LINEAR_INLINE __m256i take_bits(const char *words, int count, uint8_t mask) {
+    __m256i shifted = shift_down(_mm256_load_si256((const __m256i *)words), count);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8((char)mask));
+}
+
+/* Codes of 8 rows in columns 4 * group and the three that follow, from the planes at the first of these rows. */
+LINEAR_INLINE __m256i load_codes(const char *planes, const struct linear_traits *traits, uint32_t group) {
+    const char *high = planes + traits->low_bits * 64;
+    const int pair = (int)(group % 4 * 2);
+    __m256i codes;
+    if (traits->low_bits == 8)
+        codes = _mm256_load_si256((const __m256i *)(planes + group * 64));
+    else if (traits->low_bits == 4)
+        codes = take_bits(planes + group % 4 * 64, group < 4 ? 0 : 4, 15);
+    else
+        codes = take_bits(planes + group / 4 * 64, pair, 3);
+    if (traits->high_bits == 1)
+        codes =
+            _mm256_or_si256(codes, take_bits(high, (int)group - traits->low_bits, (uint8_t)(1 << traits->low_bits)));
+    if (traits->high_bits == 2)
+        codes = _mm256_or_si256(
+            codes, take_bits(high + group / 4 * 64, pair - traits->low_bits, (uint8_t)(3 << traits->low_bits)));
+    if (linear_has_table(traits))
+        codes =
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)traits->table)), codes);
+    return codes;
+}
+
+/* Group i of a part of a block; both nibbles of a word one after the other, where they belong to the same part. */
+LINEAR_INLINE uint32_t group_at(const struct linear_traits *traits, uint32_t part, uint32_t i) {
+    if (traits->parts == 2)
+        return part * 4 + i;
+    return traits->low_bits == 4 ? i / 2 + i % 2 * 4 : i;
+}
+
+/* 32-bit sums of the products of 8 lanes with one part of a block, for 1 to 4 rows: codes + 128. */
+LINEAR_INLINE void dot_bytes(const char *planes, const struct linear_traits *traits, uint32_t part,
+    const struct linear_block *x, uint32_t rows, __m256i *dot) {
     const __m256i ones = _mm256_set1_epi16(1);
     const __m256i offset = _mm256_set1_epi8(-128);
-    LINEAR_UNROLL(4)
-    for (uint32_t row = 0; row < rows; row++)
-        dot[row] = _mm256_setzero_si256();
     LINEAR_UNROLL(8)
-    for (uint32_t group = 0; group < 8; group++) {
-        __m256i weights = _mm256_xor_si256(load_words(strip, 8, group, part), offset);
+    for (uint32_t i = 0; i < 8u / traits->parts; i++) {
+        uint32_t group = group_at(traits, part, i);
+        __m256i weights = _mm256_xor_si256(load_codes(planes, traits, group), offset);
         __m256i magnitudes = _mm256_abs_epi8(weights);
         LINEAR_UNROLL(4)
         for (uint32_t row = 0; row < rows; row++) {
@@ -62,36 +96,92 @@ LINEAR_INLINE void dot_bytes(
     }
 }
 
-LINEAR_INLINE void dot_nibbles(
-    const char *strip, uint32_t part, const struct linear_block *x, uint32_t rows, __m256i *dot) {
-    const __m256i low_nibbles = _mm256_set1_epi8(15);
+/* The same for codes of up to 6 bits. */
+LINEAR_INLINE void dot_small(const char *planes, const struct linear_traits *traits, uint32_t part,
+    const struct linear_block *x, uint32_t rows, __m256i *dot) {
+    const uint32_t bits = traits->low_bits + traits->high_bits, groups = 8u / traits->parts;
+    const uint32_t narrow = bits <= 4 ? 8 : bits == 5 ? 4 : 2; /* groups between two widenings */
     __m256i pairs[ROWS];
-    LINEAR_UNROLL(4)
-    for (uint32_t row = 0; row < rows; row++)
-        pairs[row] = _mm256_setzero_si256();
-    LINEAR_UNROLL(4)
-    for (uint32_t group = 0; group < 4; group++) {
-        __m256i words = load_words(strip, 4, group, part);
-        __m256i low = _mm256_and_si256(words, low_nibbles);
-        __m256i high = _mm256_and_si256(_mm256_srli_epi32(words, 4), low_nibbles);
+    LINEAR_UNROLL(8)
+    for (uint32_t i = 0; i < groups; i++) {
+        uint32_t group = group_at(traits, part, i);
+        __m256i codes = load_codes(planes, traits, group);
         LINEAR_UNROLL(4)
         for (uint32_t row = 0; row < rows; row++) {
-            __m256i first = _mm256_maddubs_epi16(low, broadcast_int(x[row].q + group * 4));
-            __m256i second = _mm256_maddubs_epi16(high, broadcast_int(x[row].q + 16 + group * 4));
-            pairs[row] = _mm256_add_epi16(pairs[row], _mm256_add_epi16(first, second));
+            __m256i products = _mm256_maddubs_epi16(codes, broadcast_int(x[row].q + group * 4));
+            pairs[row] = i % narrow == 0 ? products : _mm256_add_epi16(pairs[row], products);
+            if (i % narrow == narrow - 1 || i == groups - 1)
+                dot[row] = _mm256_add_epi32(dot[row], _mm256_madd_epi16(pairs[row], _mm256_set1_epi16(1)));
         }
     }
+}
+
+LINEAR_INLINE void dot_part(const char *planes, const struct linear_traits *traits, uint32_t part,
+    const struct linear_block *x, uint32_t rows, __m256i *dot) {
     LINEAR_UNROLL(4)
     for (uint32_t row = 0; row < rows; row++)
-        dot[row] = _mm256_madd_epi16(pairs[row], _mm256_set1_epi16(1));
+        dot[row] = traits->start == 8 ? broadcast_int(&x[row].minus_8_sum) : _mm256_setzero_si256();
+    if (traits->start == 128)
+        dot_bytes(planes, traits, part, x, rows, dot);
+    else
+        dot_small(planes, traits, part, x, rows, dot);
+}
+
+LINEAR_INLINE __m256 load_bytes(const char *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+}
+
+/* Of the 8 rows from `lane` on. */
+LINEAR_INLINE __m256 load_scale(
+    const struct linear_traits *traits, const char *scales, const uint16_t *super, uint32_t lane, uint32_t part) {
+    const uint16_t *d = (const uint16_t *)scales + lane;
+    if (traits->k)
+        return _mm256_mul_ps(load_halves(super + lane), load_bytes(scales + part * LINEAR_STRIP + lane));
+    return traits->bfloat ? load_bfloats(d) : load_halves(d);
+}
+
+LINEAR_INLINE __m256 load_minimum(const struct linear_traits *traits, const char *scales, const uint16_t *super,
+    uint32_t lane, uint32_t part, __m256 scale) {
+    if (traits->offset > 0)
+        return _mm256_mul_ps(scale, _mm256_set1_ps(-(float)traits->offset));
+    if (!traits->k)
+        return load_halves((const uint16_t *)scales + LINEAR_STRIP + lane);
+    __m256 minimum = load_bytes(scales + (traits->parts + part) * LINEAR_STRIP + lane);
+    __m256 product = _mm256_mul_ps(load_halves(super + LINEAR_STRIP + lane), minimum);
+    return _mm256_xor_ps(product, _mm256_set1_ps(-0.0f));
+}
+
+/* Adds one part of a block: `rows` rows of x with the 8 rows of the strip from `lane` on. */
+LINEAR_INLINE void add_part(const char *strip, const struct linear_traits *traits, const uint16_t *super, uint32_t lane,
+    uint32_t part, const struct linear_block *x, uint32_t rows, __m256 sum[ROWS][PARTS], uint32_t at) {
+    const size_t half_bytes = linear_words(traits) * 64;
+    const char *scales = strip + 2 * half_bytes;
+    const char *planes = strip + lane / LINEAR_LANES * half_bytes + lane % LINEAR_LANES * 4;
+    __m256i dot[ROWS];
+    dot_part(planes, traits, part, x, rows, dot);
+    __m256 d = load_scale(traits, scales, super, lane, part);
+    LINEAR_UNROLL(4)
+    for (uint32_t row = 0; row < rows; row++) {
+        __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(x[row].scale));
+        sum[row][at] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[row]), scale, sum[row][at]);
+    }
+    if (!traits->minima && traits->offset == 0)
+        return;
+    __m256 minimum = load_minimum(traits, scales, super, lane, part, d);
+    LINEAR_UNROLL(4)
+    for (uint32_t row = 0; row < rows; row++) {
+        float scaled = traits->parts == 1 ? x[row].scaled_sum : x[row].scaled_half[part];
+        sum[row][at] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(scaled), sum[row][at]);
+    }
 }
 
 /* Rows first_row..first_row + rows of the panel with parts first_part..first_part + parts of the strip. */
 LINEAR_INLINE void multiply_blocks(const struct linear_tile *tile, enum linear_format format, uint32_t first_row,
     uint32_t rows, uint32_t first_part, uint32_t parts) {
-    const uint32_t groups = format == LINEAR_Q8_0 ? 8 : 4;
-    const size_t step_bytes = LINEAR_STRIP * (groups * 4 + (format == LINEAR_Q4_1 ? 4 : 2));
+    const struct linear_traits traits = linear_traits_of(format);
+    const size_t block_bytes = linear_block_bytes(&traits);
     const char *strip = tile->strip;
+    const uint16_t *super = NULL;
     const struct linear_block *x = (const struct linear_block *)tile->panel + first_row;
     __m256 sum[ROWS][PARTS];
     LINEAR_UNROLL(4)
@@ -100,27 +190,16 @@ LINEAR_INLINE void multiply_blocks(const struct linear_tile *tile, enum linear_f
     for (uint32_t part = 0; part < parts; part++)
         sum[row][part] = _mm256_setzero_ps();
 
-    for (uint32_t step = 0; step < tile->steps; step++, strip += step_bytes, x += tile->rows) {
-        const uint16_t *scales = (const uint16_t *)(strip + groups * 128) + first_part * LANES;
-        LINEAR_UNROLL(4)
-        for (uint32_t part = 0; part < parts; part++) {
-            __m256i dot[ROWS];
-            if (format == LINEAR_Q8_0)
-                dot_bytes(strip, first_part + part, x, rows, dot);
-            else
-                dot_nibbles(strip, first_part + part, x, rows, dot);
-            __m256 d = load_halves(scales + part * LANES);
-            LINEAR_UNROLL(4)
-            for (uint32_t row = 0; row < rows; row++) {
-                if (format == LINEAR_Q4_0)
-                    dot[row] = _mm256_add_epi32(dot[row], broadcast_int(&x[row].minus_8_sum));
-                __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(x[row].scale));
-                sum[row][part] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[row]), scale, sum[row][part]);
-                if (format == LINEAR_Q4_1)
-                    sum[row][part] = _mm256_fmadd_ps(load_halves(scales + LINEAR_STRIP + part * LANES),
-                        _mm256_set1_ps(x[row].scaled_sum), sum[row][part]);
-            }
+    for (uint32_t step = 0; step < tile->steps; step++, strip += block_bytes, x += tile->rows) {
+        if (traits.k && step % LINEAR_SUPER == 0) {
+            super = (const uint16_t *)strip;
+            strip += linear_super_bytes(&traits);
         }
+        LINEAR_UNROLL(4)
+        for (uint32_t at = 0; at < parts; at++)
+            LINEAR_UNROLL(2)
+        for (uint32_t part = 0; part < traits.parts; part++)
+            add_part(strip, &traits, super, (first_part + at) * LANES, part, x, rows, sum, at);
     }
     LINEAR_UNROLL(4)
     for (uint32_t row = 0; row < rows; row++)
@@ -224,17 +303,20 @@ static void round_block(const float *x, struct linear_block *block) {
     if (!(scale > 0))
         return;
     __m256 inverse = _mm256_set1_ps(127 / amax);
-    __m256i sums = _mm256_setzero_si256();
+    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     for (uint32_t i = 0; i < LINEAR_BLOCK; i += LANES) {
         __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse));
-        sums = _mm256_add_epi32(sums, q);
+        sums[i / 16] = _mm256_add_epi32(sums[i / 16], q);
         __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
         _mm_storel_epi64((__m128i *)(block->q + i), _mm_packs_epi16(words, words));
     }
-    int32_t sum = reduce_add(sums);
+    int32_t low_sum = reduce_add(sums[0]), high_sum = reduce_add(sums[1]);
+    int32_t sum = low_sum + high_sum;
     block->scaled_sum = scale * (float)sum;
     block->minus_8_sum = -8 * sum;
     block->minus_128_sum = -128 * sum;
+    block->scaled_half[0] = scale * (float)low_sum;
+    block->scaled_half[1] = scale * (float)high_sum;
 }
 
 #include "engine/cpu/linear_body.h"

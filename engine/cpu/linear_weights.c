@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/cpu/linear.h"
 
+#include "engine/block.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
-    enum tensor_type type;
-    size_t step_bytes; /* 32 rows of one packed block or column */
-} formats[LINEAR_FORMATS] = {
-    [LINEAR_F32] = {TENSOR_F32, LINEAR_STRIP * 4},
-    [LINEAR_F16] = {TENSOR_F16, LINEAR_STRIP * 2},
-    [LINEAR_BF16] = {TENSOR_BF16, LINEAR_STRIP * 2},
-    [LINEAR_Q8_0] = {TENSOR_Q8_0, LINEAR_STRIP *(32 + 2)},
-    [LINEAR_Q4_0] = {TENSOR_Q4_0, LINEAR_STRIP *(16 + 2)},
-    [LINEAR_Q4_1] = {TENSOR_Q4_1, LINEAR_STRIP *(16 + 4)},
+static const enum tensor_type types[LINEAR_FORMATS] = {
+    [LINEAR_F32] = TENSOR_F32,
+    [LINEAR_F16] = TENSOR_F16,
+    [LINEAR_BF16] = TENSOR_BF16,
+    [LINEAR_Q8_0] = TENSOR_Q8_0,
+    [LINEAR_Q4_0] = TENSOR_Q4_0,
+    [LINEAR_Q4_1] = TENSOR_Q4_1,
+    [LINEAR_Q5_0] = TENSOR_Q5_0,
+    [LINEAR_Q5_1] = TENSOR_Q5_1,
+    [LINEAR_Q2_K] = TENSOR_Q2_K,
+    [LINEAR_Q3_K] = TENSOR_Q3_K,
+    [LINEAR_Q4_K] = TENSOR_Q4_K,
+    [LINEAR_Q5_K] = TENSOR_Q5_K,
+    [LINEAR_Q6_K] = TENSOR_Q6_K,
+    [LINEAR_IQ4_NL] = TENSOR_IQ4_NL,
+    [LINEAR_MXFP4] = TENSOR_MXFP4,
 };
-
-bool linear_is_float(enum linear_format format) {
-    return format == LINEAR_F32 || format == LINEAR_F16 || format == LINEAR_BF16;
-}
-
-size_t linear_step_bytes(enum linear_format format) {
-    return formats[format].step_bytes;
-}
 
 size_t cpu_weight_bytes(const struct backend_weight *weight) {
     return weight->strips * weight->strip_bytes;
@@ -30,7 +30,7 @@ size_t cpu_weight_bytes(const struct backend_weight *weight) {
 
 static int choose_format(const struct tensor *tensor, bool exact, enum linear_format *format, struct error *error) {
     for (int candidate = 0; candidate < LINEAR_FORMATS; candidate++) {
-        if (formats[candidate].type != tensor->type)
+        if (types[candidate] != tensor->type)
             continue;
         *format = exact ? LINEAR_F32 : (enum linear_format)candidate;
         return 0;
@@ -52,25 +52,69 @@ static void pack_row_values(const char *row, uint32_t columns, size_t size, char
         memcpy(strip + (column * LINEAR_STRIP + lane) * size, row + column * size, size);
 }
 
-/* Blocks of the file: f16 d, f16 m (Q4_1), bytes q. Their words go to the lane's places. */
-static void pack_row_blocks(const char *row, const struct backend_weight *weight, char *strip, uint32_t lane) {
-    uint32_t groups = weight->format == LINEAR_Q8_0 ? 8 : 4;
-    uint32_t flip = weight->format == LINEAR_Q8_0 ? 0x80808080u : 0; /* int8 + 128 as unsigned bytes */
-    size_t scale_bytes = weight->format == LINEAR_Q4_1 ? 4 : 2;
-    for (uint32_t block = 0; block < weight->steps; block++) {
-        char *scales = strip + (size_t)groups * 128;
-        memcpy(scales + lane * 2, row, 2);
-        if (weight->format == LINEAR_Q4_1)
-            memcpy(scales + LINEAR_STRIP * 2 + lane * 2, row + 2, 2);
-        char *words = strip + (size_t)(lane / LINEAR_LANES) * groups * 64 + (size_t)(lane % LINEAR_LANES) * 4;
-        for (uint32_t group = 0; group < groups; group++) {
-            uint32_t word;
-            memcpy(&word, row + scale_bytes + (size_t)group * 4, 4);
-            word ^= flip;
-            memcpy(words + (size_t)group * 64, &word, 4);
+/* Four codes' bits from `shift` on, `mask` of each. */
+static uint32_t bits_of(const uint8_t *codes, uint32_t group, unsigned shift, uint32_t mask) {
+    uint32_t four;
+    memcpy(&four, codes + (size_t)group * 4, 4);
+    return four >> shift & mask;
+}
+
+/* Words of two bits a code, 16 codes each. */
+static void put_pairs(const uint8_t *codes, unsigned shift, uint32_t words[2]) {
+    for (uint32_t w = 0; w < 2; w++) {
+        words[w] = 0;
+        for (uint32_t pair = 0; pair < 4; pair++)
+            words[w] |= bits_of(codes, w * 4 + pair, shift, 0x03030303) << 2 * pair;
+    }
+}
+
+/* The words of 32 codes, in the order of the planes. */
+static void pack_codes(const struct linear_traits *traits, const uint8_t *codes, uint32_t words[8]) {
+    if (traits->low_bits == 8)
+        memcpy(words, codes, LINEAR_BLOCK);
+    else if (traits->low_bits == 4)
+        for (uint32_t g = 0; g < 4; g++)
+            words[g] = bits_of(codes, g, 0, 0x0f0f0f0f) | bits_of(codes, g + 4, 0, 0x0f0f0f0f) << 4;
+    else
+        put_pairs(codes, 0, words);
+    uint32_t *high = words + traits->low_bits;
+    if (traits->high_bits == 2) {
+        put_pairs(codes, traits->low_bits, high);
+    } else if (traits->high_bits == 1) {
+        *high = 0;
+        for (uint32_t g = 0; g < 8; g++)
+            *high |= bits_of(codes, g, traits->low_bits, 0x01010101) << g;
+    }
+}
+
+/* A row's blocks, as the file has them. */
+static void pack_row_blocks(
+    const struct tensor *tensor, uint32_t row, enum linear_format format, char *strip, uint32_t lane) {
+    const struct linear_traits traits = linear_traits_of(format);
+    const struct tensor_format *stored = tensor_format_find(tensor->type);
+    const size_t block_bytes = linear_block_bytes(&traits), words_count = linear_words(&traits);
+    const uint8_t *from = tensor_row(tensor, row);
+    struct block block;
+    for (uint32_t column = 0; column < tensor->columns; column += stored->block_values, from += stored->block_bytes) {
+        block_read(tensor->type, from, &block);
+        uint16_t *d = (uint16_t *)(strip + (traits.k ? 0 : words_count * 128)); /* before the blocks, or behind words */
+        d[lane] = block.d_bits;
+        if (traits.minima)
+            d[LINEAR_STRIP + lane] = block.m_bits;
+        strip += linear_super_bytes(&traits);
+        for (uint32_t i = 0; i < stored->block_values / LINEAR_BLOCK; i++, strip += block_bytes) {
+            uint32_t words[8];
+            pack_codes(&traits, block.codes + (size_t)i * LINEAR_BLOCK, words);
+            char *to = strip + lane / LINEAR_LANES * words_count * 64 + (size_t)(lane % LINEAR_LANES) * 4;
+            for (uint32_t w = 0; w < words_count; w++)
+                memcpy(to + (size_t)w * 64, &words[w], 4);
+            int8_t *scales = (int8_t *)strip + words_count * 128;
+            for (uint32_t part = 0; traits.k && part < traits.parts; part++) {
+                scales[part * LINEAR_STRIP + lane] = block.scales[i * traits.parts + part];
+                if (traits.minima)
+                    scales[(traits.parts + part) * LINEAR_STRIP + lane] = block.minima[i * traits.parts + part];
+            }
         }
-        row += scale_bytes + (size_t)groups * 4;
-        strip += linear_step_bytes(weight->format);
     }
 }
 
@@ -81,15 +125,15 @@ static void pack_strip(void *context, uint32_t index, uint32_t thread) {
     char *strip = weight->data + index * weight->strip_bytes;
     uint32_t first = index * LINEAR_STRIP;
     for (uint32_t lane = 0; lane < LINEAR_STRIP && first + lane < weight->rows; lane++) {
-        const char *row = tensor_row(tensor, first + lane);
         if (packing->dequantised != NULL) {
             float *values = packing->dequantised + (size_t)thread * weight->columns;
             tensor_dequantise_row(tensor, first + lane, values);
             pack_row_values((const char *)values, weight->columns, 4, strip, lane);
         } else if (linear_is_float(weight->format)) {
-            pack_row_values(row, weight->columns, weight->format == LINEAR_F32 ? 4 : 2, strip, lane);
+            pack_row_values(
+                tensor_row(tensor, first + lane), weight->columns, weight->format == LINEAR_F32 ? 4 : 2, strip, lane);
         } else {
-            pack_row_blocks(row, weight, strip, lane);
+            pack_row_blocks(tensor, first + lane, weight->format, strip, lane);
         }
     }
 }
@@ -125,7 +169,7 @@ struct backend_weight *cpu_weight_create(
     weight->columns = tensor->columns;
     weight->steps = linear_is_float(format) ? tensor->columns : tensor->columns / LINEAR_BLOCK;
     weight->strips = (tensor->rows - 1) / LINEAR_STRIP + 1;
-    weight->strip_bytes = weight->steps * linear_step_bytes(format);
+    weight->strip_bytes = linear_strip_bytes(format, weight->steps);
     weight->data = cpu_slab_allocate(&scratch->open, cpu_weight_bytes(weight), &weight->slab);
     if (weight->data == NULL) {
         error_set(error, ERROR_MEMORY, "no memory for tensor %s, %zu bytes", tensor->name, cpu_weight_bytes(weight));
@@ -162,26 +206,20 @@ static void unpack_values(const struct backend_weight *weight, const char *strip
 }
 
 static void unpack_blocks(const struct backend_weight *weight, const char *strip, uint32_t lane, float *out) {
-    uint32_t groups = weight->format == LINEAR_Q8_0 ? 8 : 4;
-    for (uint32_t block = 0; block < weight->steps; block++, out += LINEAR_BLOCK) {
-        const uint16_t *scales = (const uint16_t *)(strip + (size_t)groups * 128);
-        float d = half_to_float(scales[lane]);
-        const uint8_t *words =
-            (const uint8_t *)strip + (size_t)(lane / LINEAR_LANES) * groups * 64 + (size_t)(lane % LINEAR_LANES) * 4;
-        for (uint32_t i = 0; i < groups * 4; i++) {
-            int value = words[i / 4 * 64 + i % 4];
-            if (weight->format == LINEAR_Q8_0) {
-                out[i] = d * (float)(value - 128);
-            } else if (weight->format == LINEAR_Q4_0) {
-                out[i] = d * (float)((value & 15) - 8);
-                out[i + 16] = d * (float)((value >> 4) - 8);
-            } else {
-                float m = half_to_float(scales[LINEAR_STRIP + lane]);
-                out[i] = d * (float)(value & 15) + m;
-                out[i + 16] = d * (float)(value >> 4) + m;
-            }
+    enum linear_format format = weight->format;
+    struct linear_traits traits = linear_traits_of(format);
+    uint32_t part_columns = LINEAR_BLOCK / traits.parts;
+    for (uint32_t step = 0; step < weight->steps; step++, out += LINEAR_BLOCK) {
+        const uint16_t *super;
+        const uint8_t *block = linear_find_block(format, strip, step, &super);
+        uint8_t codes[LINEAR_BLOCK];
+        linear_codes(format, block, lane, codes);
+        for (uint32_t i = 0; i < LINEAR_BLOCK; i++) {
+            uint32_t part = i / part_columns;
+            int level = codes[i] - traits.start - traits.offset;
+            float scaled = linear_scale(format, block, super, lane, part) * (float)level;
+            out[i] = traits.minima ? scaled + linear_minimum(format, block, super, lane, part) : scaled;
         }
-        strip += linear_step_bytes(weight->format);
     }
 }
 

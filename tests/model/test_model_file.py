@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
-FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]  # that the package can write
+READ_ONLY = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}  # where f16 lie
 ROWS = 7  # of each tensor of the real model
 TIMEOUT_S = 120
 
@@ -42,8 +43,15 @@ def written(tmp_path_factory):
         values = random.standard_normal((9, 96), np.float32) * 10.0 ** random.integers(-3, 3, (9, 1))
         kind = GGMLQuantizationType[name]
         writer.add_tensor(f"tensor.{name}", quantize(values.astype(np.float32), kind), raw_dtype=kind)
-    kind = GGMLQuantizationType.Q5_0
-    writer.add_tensor("tensor.other", quantize(random.standard_normal((2, 64), np.float32), kind), raw_dtype=kind)
+    for name, halves in READ_ONLY.items():
+        kind = GGMLQuantizationType[name]
+        values, block_bytes = GGML_QUANT_SIZES[kind]
+        data = random.integers(0, 256, (9, 3 * 256 // values, block_bytes), np.uint8)
+        for at in halves:
+            data[..., at : at + 2] = random.standard_normal(data.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+        writer.add_tensor(f"tensor.{name}", data.reshape(9, -1), raw_dtype=kind)
+    kind = GGMLQuantizationType.TQ2_0
+    writer.add_tensor("tensor.other", quantize(random.standard_normal((2, 256), np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -99,7 +107,7 @@ def compare_directory(path, document):
     assert ours == theirs
     for tensor, known in zip(reader.tensors, document["tensors"]):
         assert known["bytes"] in (tensor.n_bytes, None)
-        assert (known["bytes"] is None) == (tensor.tensor_type.name not in FORMATS)
+        assert (known["bytes"] is None) == (tensor.tensor_type.name not in (*FORMATS, *READ_ONLY))
     for key, field in reader.fields.items():
         if key.startswith("GGUF."):
             continue
@@ -114,7 +122,9 @@ def compare_directory(path, document):
 
 
 def test_written_rows(written):
-    compare_rows(written, [t for t in read(written).tensors if t.tensor_type.name in FORMATS], 9)
+    tensors = [t for t in read(written).tensors if t.tensor_type.name in (*FORMATS, *READ_ONLY)]
+    assert len(tensors) == len(FORMATS) + len(READ_ONLY)
+    compare_rows(written, tensors, 9)
 
 
 def test_written_directory(written):
@@ -123,7 +133,7 @@ def test_written_directory(written):
     assert document["runnable"] is False
     assert "nonesuch" in document["reason"]
     assert {"kind": "architecture", "name": "nonesuch"} in document["unsupported"]
-    assert {"kind": "format", "name": "tensor.other", "format": "Q5_0"} in document["unsupported"]
+    assert {"kind": "format", "name": "tensor.other", "format": "TQ2_0"} in document["unsupported"]
     assert document["shape"] == {"layers": 3}
     assert document["totals"]["formats"]["Q4_1"] == {"tensors": 1, "values": 864, "bytes": 540}
 

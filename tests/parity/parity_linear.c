@@ -28,9 +28,29 @@ static const struct {
     {TENSOR_Q8_0, true, "q8_0 exact"},
     {TENSOR_Q4_0, true, "q4_0 exact"},
     {TENSOR_Q4_1, true, "q4_1 exact"},
+    /* From here on of the CPU backend alone. */
+    {TENSOR_Q5_0, false, "q5_0"},
+    {TENSOR_Q5_1, false, "q5_1"},
+    {TENSOR_Q2_K, false, "q2_k"},
+    {TENSOR_Q3_K, false, "q3_k"},
+    {TENSOR_Q4_K, false, "q4_k"},
+    {TENSOR_Q5_K, false, "q5_k"},
+    {TENSOR_Q6_K, false, "q6_k"},
+    {TENSOR_IQ4_NL, false, "iq4_nl"},
+    {TENSOR_MXFP4, false, "mxfp4"},
+    {TENSOR_Q2_K, true, "q2_k exact"},
+    {TENSOR_Q5_0, true, "q5_0 exact"},
 };
 
-enum { KIND_COUNT = sizeof kinds / sizeof kinds[0], CUDA_UNROUNDED_ROWS = 8 };
+enum { KIND_COUNT = sizeof kinds / sizeof kinds[0], CUDA_KIND_COUNT = 10, CUDA_UNROUNDED_ROWS = 8 };
+
+static uint32_t draw_kind(struct parity *parity) {
+    return parity_random(parity, 0, (parity->cuda ? CUDA_KIND_COUNT : KIND_COUNT) - 1);
+}
+
+static uint32_t block_values(uint32_t kind) {
+    return tensor_format_find(kinds[kind].type)->block_values;
+}
 
 static bool keeps_bits(const struct parity *parity, uint32_t kind) {
     return !parity->cuda || kinds[kind].exact || (kinds[kind].type != TENSOR_F16 && kinds[kind].type != TENSOR_BF16);
@@ -55,20 +75,31 @@ static void fill_row_values(struct parity *parity, enum tensor_type type, unsign
     }
 }
 
+/* Where a block's f16 d and m lie; m 0: none. Of MXFP4 d is an exponent. */
+static void find_scales(enum tensor_type type, size_t *d, size_t *m) {
+    *d = type == TENSOR_Q2_K ? 80 : type == TENSOR_Q3_K ? 108 : type == TENSOR_Q6_K ? 208 : 0;
+    *m = type == TENSOR_Q2_K ? 82 : 0;
+    if (type == TENSOR_Q4_1 || type == TENSOR_Q5_1 || type == TENSOR_Q4_K || type == TENSOR_Q5_K)
+        *m = 2;
+}
+
 /* Random bytes as integers, so that the extreme ones occur; some blocks have all bits of q set or none. */
 static void fill_row_blocks(struct parity *parity, enum tensor_type type, unsigned char *row, uint32_t columns) {
-    size_t q_bytes = type == TENSOR_Q8_0 ? 32 : 16;
-    for (uint32_t block = 0; block < columns / 32; block++) {
+    const struct tensor_format *format = tensor_format_find(type);
+    size_t d, m;
+    find_scales(type, &d, &m);
+    for (uint32_t block = 0; block < columns / format->block_values; block++, row += format->block_bytes) {
         uint16_t scales[2] = {random_half(parity, 14), random_half(parity, 17)};
-        size_t scale_bytes = type == TENSOR_Q4_1 ? 4 : 2;
-        memcpy(row, scales, scale_bytes);
         uint32_t kind = parity_random(parity, 0, 15);
-        for (size_t i = 0; i < q_bytes; i++)
-            row[scale_bytes + i] = kind == 0   ? 0x80
-                                   : kind == 1 ? 0xff
-                                   : kind == 2 ? 0
-                                               : (unsigned char)parity_random_bits(parity);
-        row += scale_bytes + q_bytes;
+        for (size_t i = 0; i < format->block_bytes; i++)
+            row[i] = kind == 0 ? 0x80 : kind == 1 ? 0xff : kind == 2 ? 0 : (unsigned char)parity_random_bits(parity);
+        if (type == TENSOR_MXFP4) {
+            row[0] = (unsigned char)parity_random(parity, 96, 144);
+            continue;
+        }
+        memcpy(row + d, &scales[0], 2);
+        if (m > 0)
+            memcpy(row + m, &scales[1], 2);
     }
 }
 
@@ -123,13 +154,15 @@ static struct shape draw_shape(struct parity *parity) {
     shape.columns = 32 * parity_random(parity, 1, 12);
     bool whole = parity_random(parity, 0, 1);
     bool same = parity_random(parity, 0, 2) > 0;
-    bool is_float = tensor_format_find(kinds[parity->entry->index].type)->block_values == 1;
+    bool is_float = block_values(parity->entry->index) == 1;
     if (is_float && (shape.weights == 1 || same) && !whole)
         shape.columns -= parity_random(parity, 0, 31);
     for (uint32_t i = 0; i < shape.weights; i++) {
         shape.weight_rows[i] = whole ? 32 * parity_random(parity, 1, 3) : parity_random(parity, 1, 100);
-        shape.kind[i] = same || i == 0 ? parity->entry->index : parity_random(parity, 0, KIND_COUNT - 1);
+        shape.kind[i] = same || i == 0 ? parity->entry->index : draw_kind(parity);
         shape.sum_rows += shape.weight_rows[i];
+        if (block_values(shape.kind[i]) > 32) /* the others' blocks are whole then too */
+            shape.columns = (shape.columns + 255) / 256 * 256;
     }
     shape.rows = parity_random(parity, 0, 3) == 0 ? parity_random(parity, 17, 70) : parity_random(parity, 1, 17);
     return shape;
@@ -228,25 +261,36 @@ static void case_linear(struct parity *parity) {
     run_shape(parity, &shape);
 }
 
+static void case_linear_cpu(struct parity *parity) {
+    if (parity->cuda)
+        parity_skip(parity, "the CUDA backend does not multiply with this format");
+    else
+        case_linear(parity);
+}
+
 /* Enough rows that they are taken in several tiles. */
 static void case_many_rows(struct parity *parity) {
     struct shape shape = {.weights = 1, .weight_rows = {parity_random(parity, 1, 40)}, .columns = 3072, .rows = 250};
-    shape.kind[0] = parity_random(parity, 0, KIND_COUNT - 1);
+    shape.kind[0] = draw_kind(parity);
     shape.sum_rows = shape.weight_rows[0];
     run_shape(parity, &shape);
 }
 
 /* A NaN or an infinity spoils its row's results and nothing else. */
 static void case_not_finite(struct parity *parity) {
-    struct shape shape = {.weights = 1, .weight_rows = {40}, .kind = {3 + parity->round % 3}, .columns = 64, .rows = 3};
+    enum { COLUMNS = 256 };
+    struct shape shape = {.weights = 1, .weight_rows = {40}, .columns = COLUMNS, .rows = 3};
+    do
+        shape.kind[0] = draw_kind(parity);
+    while (block_values(shape.kind[0]) == 1 || kinds[shape.kind[0]].exact);
     shape.sum_rows = shape.weight_rows[0];
     struct test_tensor tensor;
     parity_fill_tensor(parity, &tensor, kinds[shape.kind[0]].type, shape.sum_rows, shape.columns);
-    float x[3 * 64];
+    float x[3 * COLUMNS];
     float before[3 * 40] = {0};
     float want[3 * 40];
-    parity_fill_normal(parity, x, 3 * 64, 1);
-    x[64 + parity_random(parity, 0, 63)] = parity->round % 2 ? NAN : INFINITY;
+    parity_fill_normal(parity, x, 3 * COLUMNS, 1);
+    x[COLUMNS + parity_random(parity, 0, COLUMNS - 1)] = parity->round % 2 ? NAN : INFINITY;
     reference_linear_bits(&tensor.tensor, false, x, 3, false, want, 40);
     float *got = run_linear(parity, &shape, &tensor, x, before);
     if (got != NULL) {
@@ -258,9 +302,9 @@ static void case_not_finite(struct parity *parity) {
 }
 
 static void case_embed(struct parity *parity) {
-    uint32_t kind = parity_random(parity, 0, KIND_COUNT - 1);
+    uint32_t kind = draw_kind(parity);
     uint32_t vocabulary = parity_random(parity, 1, 200);
-    uint32_t columns = 32 * parity_random(parity, 1, 8);
+    uint32_t columns = block_values(kind) > 32 ? 256 : 32 * parity_random(parity, 1, 8);
     uint32_t rows = parity_random(parity, 1, 20);
     struct test_tensor tensor;
     parity_fill_tensor(parity, &tensor, kinds[kind].type, vocabulary, columns);
@@ -294,7 +338,7 @@ static void case_refusals(struct parity *parity) {
         {.name = "t", .type = TENSOR_Q8_0, .rows = 1, .columns = 33, .data = data, .bytes = 64},
         {.name = "t", .type = TENSOR_Q8_0, .rows = 2, .columns = 32, .data = data, .bytes = 64},
         {.name = "t", .type = TENSOR_F32, .rows = 0, .columns = 4, .data = data, .bytes = 64},
-        {.name = "t", .type = (enum tensor_type)12, .rows = 1, .columns = 256, .data = data, .bytes = 64},
+        {.name = "t", .type = (enum tensor_type)16, .rows = 1, .columns = 256, .data = data, .bytes = 64},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct error error = {.code = 0};
@@ -315,6 +359,17 @@ const struct parity_case parity_linear_cases[] = {
     {.name = "linear q8_0 exact", .run = case_linear, .rounds = 4, .index = 7},
     {.name = "linear q4_0 exact", .run = case_linear, .rounds = 4, .index = 8},
     {.name = "linear q4_1 exact", .run = case_linear, .rounds = 4, .index = 9},
+    {.name = "linear q5_0", .run = case_linear_cpu, .rounds = 12, .index = 10},
+    {.name = "linear q5_1", .run = case_linear_cpu, .rounds = 12, .index = 11},
+    {.name = "linear q2_k", .run = case_linear_cpu, .rounds = 12, .index = 12},
+    {.name = "linear q3_k", .run = case_linear_cpu, .rounds = 12, .index = 13},
+    {.name = "linear q4_k", .run = case_linear_cpu, .rounds = 12, .index = 14},
+    {.name = "linear q5_k", .run = case_linear_cpu, .rounds = 12, .index = 15},
+    {.name = "linear q6_k", .run = case_linear_cpu, .rounds = 12, .index = 16},
+    {.name = "linear iq4_nl", .run = case_linear_cpu, .rounds = 12, .index = 17},
+    {.name = "linear mxfp4", .run = case_linear_cpu, .rounds = 12, .index = 18},
+    {.name = "linear q2_k exact", .run = case_linear_cpu, .rounds = 2, .index = 19},
+    {.name = "linear q5_0 exact", .run = case_linear_cpu, .rounds = 2, .index = 20},
     {.name = "linear many rows", .run = case_many_rows, .rounds = 2},
     {.name = "linear not finite", .run = case_not_finite, .rounds = 6},
     {.name = "linear refusals", .run = case_refusals},

@@ -28,35 +28,162 @@ static uint16_t read_16(const unsigned char *bytes) {
     return (uint16_t)(bytes[0] | bytes[1] << 8);
 }
 
-/* One block of 32: d, m and the integers, so that value = d * q + m. */
+/* 32 values of a row: in each of `parts` equal parts, value = d * q + m. */
 struct block {
-    double d;
-    double m;
+    int parts;
+    double d[2], m[2];
     int q[32];
 };
 
+/* Bytes of a block in the file, and its values. */
+static size_t stored_bytes(enum tensor_type type) {
+    switch (type) {
+    case TENSOR_Q8_0:
+        return 34;
+    case TENSOR_Q4_0:
+    case TENSOR_IQ4_NL:
+        return 18;
+    case TENSOR_Q4_1:
+        return 20;
+    case TENSOR_Q5_0:
+        return 22;
+    case TENSOR_Q5_1:
+        return 24;
+    case TENSOR_Q2_K:
+        return 84;
+    case TENSOR_Q3_K:
+        return 110;
+    case TENSOR_Q4_K:
+        return 144;
+    case TENSOR_Q5_K:
+        return 176;
+    case TENSOR_Q6_K:
+        return 210;
+    case TENSOR_MXFP4:
+        return 17;
+    default:
+        return 0;
+    }
+}
+
+static bool is_k(enum tensor_type type) {
+    return type >= TENSOR_Q2_K && type <= TENSOR_Q6_K;
+}
+
+static int nibble_of(const unsigned char *q, int i) {
+    return i < 16 ? q[i] & 15 : q[i - 16] >> 4;
+}
+
+/* Bit `bit` of the string of bits that begins at `bytes`. */
+static int bit_of(const unsigned char *bytes, int bit) {
+    return bytes[bit / 8] >> bit % 8 & 1;
+}
+
+/* Value i of 32, of formats with blocks of 32. */
+static int plain_code(enum tensor_type type, const unsigned char *at, int i) {
+    static const int nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static const int e2m1[8] = {0, 1, 2, 3, 4, 6, 8, 12}; /* doubled; the fourth bit is the sign */
+    switch (type) {
+    case TENSOR_Q8_0:
+        return at[2 + i] < 128 ? at[2 + i] : at[2 + i] - 256;
+    case TENSOR_Q4_0:
+        return nibble_of(at + 2, i) - 8;
+    case TENSOR_Q4_1:
+        return nibble_of(at + 4, i);
+    case TENSOR_Q5_0:
+        return nibble_of(at + 6, i) + 16 * bit_of(at + 2, i);
+    case TENSOR_Q5_1:
+        return nibble_of(at + 8, i) + 16 * bit_of(at + 4, i);
+    case TENSOR_IQ4_NL:
+        return nl[nibble_of(at + 2, i)];
+    default: {
+        int code = nibble_of(at + 1, i);
+        return code < 8 ? e2m1[code] : -e2m1[code - 8];
+    }
+    }
+}
+
+/* Value i of 256. Bytes hold values of two or four runs of 32, one above the other. */
+static int k_code(enum tensor_type type, const unsigned char *at, int i) {
+    int byte = i % 32, run = i / 32;
+    switch (type) {
+    case TENSOR_Q2_K:
+        return at[16 + run / 4 * 32 + byte] >> 2 * (run % 4) & 3;
+    case TENSOR_Q3_K:
+        return (at[32 + run / 4 * 32 + byte] >> 2 * (run % 4) & 3) + 4 * (at[byte] >> run & 1);
+    case TENSOR_Q4_K:
+        return at[16 + run / 2 * 32 + byte] >> 4 * (run % 2) & 15;
+    case TENSOR_Q5_K:
+        return (at[48 + run / 2 * 32 + byte] >> 4 * (run % 2) & 15) + 16 * (at[16 + byte] >> run & 1);
+    default: { /* Q6_K */
+        int nibble = at[run / 4 * 64 + run % 2 * 32 + byte] >> (run % 4 < 2 ? 0 : 4) & 15;
+        return nibble + 16 * (at[128 + run / 4 * 32 + byte] >> 2 * (run % 4) & 3);
+    }
+    }
+}
+
+/* Six bits: number n of Q4_K's and Q5_K's scales (0 to 7) and minima (8 to 15). */
+static int k4_scale(const unsigned char *at, int n) {
+    int i = n % 8;
+    if (i < 4)
+        return at[i + n / 8 * 4] & 63;
+    return (n < 8 ? at[i + 4] & 15 : at[i + 4] >> 4) + 16 * (at[i - 4 + n / 8 * 4] >> 6);
+}
+
+/* Part p of the 256 values: of 16 or 32. */
+static void k_scales(enum tensor_type type, const unsigned char *at, int p, double *d, double *m) {
+    *m = 0;
+    switch (type) {
+    case TENSOR_Q2_K:
+        *d = reference_half(read_16(at + 80)) * (at[p] & 15);
+        *m = -reference_half(read_16(at + 82)) * (at[p] >> 4);
+        return;
+    case TENSOR_Q3_K: {
+        int low = p < 8 ? at[96 + p] & 15 : at[96 + p - 8] >> 4, high = at[104 + p % 4] >> 2 * (p / 4) & 3;
+        *d = reference_half(read_16(at + 108)) * (low + 16 * high - 32);
+        *m = -4 * *d;
+        return;
+    }
+    case TENSOR_Q6_K:
+        *d = reference_half(read_16(at + 208)) * (at[192 + p] < 128 ? at[192 + p] : at[192 + p] - 256);
+        *m = -32 * *d;
+        return;
+    default:
+        *d = reference_half(read_16(at)) * k4_scale(at + 4, p);
+        *m = -reference_half(read_16(at + 2)) * k4_scale(at + 4, p + 8);
+    }
+}
+
 static struct block read_block(const struct tensor *tensor, uint32_t row, uint32_t index) {
-    size_t bytes = tensor->type == TENSOR_Q8_0 ? 34 : tensor->type == TENSOR_Q4_0 ? 18 : 20;
-    const unsigned char *at =
-        (const unsigned char *)tensor->data + ((size_t)row * (tensor->columns / 32) + index) * bytes;
-    struct block block = {.d = reference_half(read_16(at))};
-    const unsigned char *q = at + 2;
-    if (tensor->type == TENSOR_Q4_1) {
-        block.m = reference_half(read_16(at + 2));
-        q = at + 4;
+    enum tensor_type type = tensor->type;
+    uint32_t values = is_k(type) ? 256 : 32, stored = index * 32 / values;
+    size_t row_bytes = tensor->columns / values * stored_bytes(type);
+    const unsigned char *at = (const unsigned char *)tensor->data + row * row_bytes + stored * stored_bytes(type);
+    struct block block = {.parts = 1};
+    if (is_k(type)) {
+        block.parts = type == TENSOR_Q4_K || type == TENSOR_Q5_K ? 1 : 2;
+        for (int p = 0; p < block.parts; p++)
+            k_scales(type, at, (int)(index % 8) * block.parts + p, &block.d[p], &block.m[p]);
+        for (int i = 0; i < 32; i++)
+            block.q[i] = k_code(type, at, (int)(index % 8) * 32 + i);
+        return block;
     }
-    for (int i = 0; i < 32; i++) {
-        int nibble = i < 16 ? q[i % 16] & 15 : q[i % 16] >> 4;
-        if (tensor->type == TENSOR_Q8_0)
-            block.q[i] = q[i] < 128 ? q[i] : q[i] - 256;
-        else
-            block.q[i] = tensor->type == TENSOR_Q4_0 ? nibble - 8 : nibble;
-    }
+    block.d[0] = type == TENSOR_MXFP4 ? ldexp(1, at[0] - 128) : reference_half(read_16(at));
+    if (type == TENSOR_Q4_1 || type == TENSOR_Q5_1)
+        block.m[0] = reference_half(read_16(at + 2));
+    else if (type == TENSOR_Q5_0)
+        block.m[0] = -16 * block.d[0];
+    for (int i = 0; i < 32; i++)
+        block.q[i] = plain_code(type, at, i);
     return block;
 }
 
+static bool has_minima(enum tensor_type type) {
+    return is_k(type) || type == TENSOR_Q4_1 || type == TENSOR_Q5_1 || type == TENSOR_Q5_0;
+}
+
 static bool has_blocks(const struct tensor *tensor) {
-    return tensor->type == TENSOR_Q8_0 || tensor->type == TENSOR_Q4_0 || tensor->type == TENSOR_Q4_1;
+    return stored_bytes(tensor->type) > 0;
 }
 
 static double read_value(const struct tensor *tensor, size_t index) {
@@ -84,7 +211,8 @@ void reference_weight_row(const struct tensor *tensor, uint32_t row, double *val
     for (uint32_t index = 0; index < tensor->columns / 32; index++) {
         struct block block = read_block(tensor, row, index);
         for (int i = 0; i < 32; i++)
-            values[index * 32 + i] = (float)(block.d * block.q[i] + block.m);
+            values[index * 32 + i] =
+                (float)(block.d[i * block.parts / 32] * block.q[i] + block.m[i * block.parts / 32]);
     }
 }
 
@@ -143,15 +271,16 @@ static float product_of_blocks(
         const struct block *block = &weights[index];
         const int *q = rounded->q + ((size_t)row * rounded->blocks + index) * 32;
         float scale = rounded->scales[(size_t)row * rounded->blocks + index];
-        int dot = 0;
-        int sum_q = 0;
-        for (int i = 0; i < 32; i++) {
-            dot += block->q[i] * q[i];
-            sum_q += q[i];
+        for (int p = 0; p < block->parts; p++) {
+            int dot = 0, sum_q = 0;
+            for (int i = p * 32 / block->parts; i < (p + 1) * 32 / block->parts; i++) {
+                dot += block->q[i] * q[i];
+                sum_q += q[i];
+            }
+            sum = fmaf((float)dot, (float)block->d[p] * scale, sum);
+            if (has_minima(type))
+                sum = fmaf((float)block->m[p], scale * (float)sum_q, sum);
         }
-        sum = fmaf((float)dot, (float)block->d * scale, sum);
-        if (type == TENSOR_Q4_1)
-            sum = fmaf((float)block->m, scale * (float)sum_q, sum);
     }
     return sum;
 }

@@ -167,7 +167,11 @@ static void formats_have_names_and_sizes(void **state) {
     (void)state;
     assert_int_equal(tensor_format_find(TENSOR_Q4_1)->block_bytes, 20);
     assert_string_equal(tensor_format_find(TENSOR_BF16)->name, "BF16");
-    assert_null(tensor_format_find(12));
+    char names[TENSOR_FORMAT_NAMES_BYTES];
+    tensor_format_names(names);
+    assert_string_equal(
+        names, "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4");
+    assert_null(tensor_format_find(16));
     assert_null(tensor_format_find(UINT32_MAX));
     assert_string_equal(tensor_type_name(12), "Q4_K");
     assert_string_equal(tensor_type_name(99), "type 99");
