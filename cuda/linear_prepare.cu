@@ -198,11 +198,20 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A thread block a token. */
+__device__ __forceinline__ void zero_row(uint32_t columns, float *out) {
+    for (uint32_t column = threadIdx.x; column < columns; column += THREADS)
+        out[column] = 0;
+}
+
+/* A thread block a token; zeros for one that is no row. */
 template <int FORMAT>
-__global__ void __launch_bounds__(THREADS) linear_embed_blocks(
-    const char *data, size_t strip_bytes, uint32_t step_bytes, uint32_t columns, const int32_t *tokens, float *out) {
+__global__ void __launch_bounds__(THREADS) linear_embed_blocks(const char *data, uint32_t weight_rows,
+    size_t strip_bytes, uint32_t step_bytes, uint32_t columns, const int32_t *tokens, float *out) {
     const uint32_t token = (uint32_t)tokens[blockIdx.x];
+    if (token >= weight_rows) {
+        zero_row(columns, out + (size_t)blockIdx.x * columns);
+        return;
+    }
     const char *strip = data + token / LINEAR_STRIP * strip_bytes;
     for (uint32_t column = threadIdx.x * 4; column < columns; column += THREADS * 4) {
         const char *block = strip + (size_t)(column / LINEAR_BLOCK) * step_bytes;
@@ -217,9 +226,14 @@ __global__ void __launch_bounds__(THREADS) linear_embed_blocks(
 }
 
 template <int FORMAT>
-__global__ void __launch_bounds__(THREADS)
-    linear_embed_values(const char *data, uint32_t pitch, uint32_t columns, const int32_t *tokens, float *out) {
-    const size_t row = (size_t)(uint32_t)tokens[blockIdx.x] * pitch;
+__global__ void __launch_bounds__(THREADS) linear_embed_values(
+    const char *data, uint32_t weight_rows, uint32_t pitch, uint32_t columns, const int32_t *tokens, float *out) {
+    const uint32_t token = (uint32_t)tokens[blockIdx.x];
+    if (token >= weight_rows) {
+        zero_row(columns, out + (size_t)blockIdx.x * columns);
+        return;
+    }
+    const size_t row = (size_t)token * pitch;
     for (uint32_t column = threadIdx.x; column < columns; column += THREADS) {
         float value;
         if (FORMAT == LINEAR_F32)
@@ -243,11 +257,11 @@ uint32_t step_bytes_of(enum linear_format format) {
 template <int FORMAT>
 void embed(const struct backend_weight *weight, const int32_t *tokens, uint32_t rows, float *out, cudaStream_t stream) {
     if (FORMAT == LINEAR_F32 || FORMAT == LINEAR_F16 || FORMAT == LINEAR_BF16)
-        KERNEL_LAUNCH(linear_embed_values<FORMAT>, rows, THREADS, 0, stream, weight->data, weight->pitch,
+        KERNEL_LAUNCH(linear_embed_values<FORMAT>, rows, THREADS, 0, stream, weight->data, weight->rows, weight->pitch,
             weight->columns, tokens, out);
     else
-        KERNEL_LAUNCH(linear_embed_blocks<FORMAT>, rows, THREADS, 0, stream, weight->data, weight->strip_bytes,
-            step_bytes_of(weight->format), weight->columns, tokens, out);
+        KERNEL_LAUNCH(linear_embed_blocks<FORMAT>, rows, THREADS, 0, stream, weight->data, weight->rows,
+            weight->strip_bytes, step_bytes_of(weight->format), weight->columns, tokens, out);
 }
 
 } // namespace

@@ -69,7 +69,6 @@ static void pack_row(const char *row, const struct backend_weight *weight, char 
 /* Strips through a buffer, as many at a time as it holds. */
 static int send_strips(
     struct cuda_backend *cuda, const struct tensor *tensor, struct backend_weight *weight, struct error *error) {
-    size_t row_bytes = tensor_row_bytes(tensor->type, tensor->columns);
     size_t most = PACK_BYTES / weight->strip_bytes > 0 ? PACK_BYTES / weight->strip_bytes : 1;
     char *buffer = malloc(most * weight->strip_bytes);
     if (buffer == NULL)
@@ -79,7 +78,7 @@ static int send_strips(
         size_t count = strips - first < most ? strips - first : most;
         memset(buffer, 0, count * weight->strip_bytes);
         for (size_t row = first * LINEAR_STRIP; row < (first + count) * LINEAR_STRIP && row < weight->rows; row++)
-            pack_row((const char *)tensor->data + row * row_bytes, weight,
+            pack_row(tensor_row(tensor, (uint32_t)row), weight,
                 buffer + (row / LINEAR_STRIP - first) * weight->strip_bytes, row % LINEAR_STRIP);
         cuda_upload_bytes(cuda, weight->data + first * weight->strip_bytes, buffer, count * weight->strip_bytes);
     }
@@ -94,12 +93,12 @@ static void pack_values(const struct tensor *tensor, const struct backend_weight
         return;
     }
     size_t bytes = weight->columns * formats[weight->format].value_bytes;
-    memcpy(out, (const char *)tensor->data + row * bytes, bytes);
+    memcpy(out, tensor_row(tensor, row), bytes);
 }
 
 static int send_rows(
     struct cuda_backend *cuda, const struct tensor *tensor, struct backend_weight *weight, struct error *error) {
-    if (weight->pitch == weight->columns && tensor->type == formats[weight->format].type) {
+    if (weight->pitch == weight->columns && tensor->type == formats[weight->format].type && tensor->stride == 0) {
         cuda_upload_bytes(cuda, weight->data, tensor->data, weight->bytes);
         return 0;
     }

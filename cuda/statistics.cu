@@ -223,10 +223,11 @@ static __device__ __forceinline__ void load_rows(const struct attend_work &work,
     if (row >= place.rows)
         return;
     uint32_t token = row / place.group, head = place.head + row % place.group;
+    uint32_t first_head = work.batch.pool.layout.first_head * place.group; /* query heads of the model before these */
     attend_store_total(
         &rows[row].total, attend_load_total(&work.totals[(size_t)(place.batch_row + token) * work.heads + head]));
     if (keys)
-        rows[row].key = mix(mix(noise ^ head) ^ (place.position + token));
+        rows[row].key = mix(mix(noise ^ (first_head + head)) ^ (place.position + token));
     if (noisy != NULL)
         attend_store_total(&rows[row].noisy, attend_load_total(&noisy[(size_t)(scratch + token) * work.heads + head]));
 }

@@ -230,7 +230,9 @@ void cpu_embed(
         uint32_t token = (uint32_t)tokens[row];
         const char *strip = weight->data + token / LINEAR_STRIP * weight->strip_bytes;
         float *values = out + (size_t)row * weight->columns;
-        if (linear_is_float(weight->format))
+        if (token >= weight->rows)
+            memset(values, 0, weight->columns * sizeof *values);
+        else if (linear_is_float(weight->format))
             unpack_values(weight, strip, token % LINEAR_STRIP, values);
         else
             unpack_blocks(weight, strip, token % LINEAR_STRIP, values);
