@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 __thread struct worker *worker_running;
 __thread struct thread *thread_checked;
@@ -210,6 +211,14 @@ static void report_stuck(struct worker *worker) {
     fault_raise(NULL, "threads wait for others for ever, %u have ended:%s", worker->threads_count - worker->live, text);
 }
 
+/* Somebody else's block may run on this OS thread meanwhile. */
+static void rest(struct worker *worker) {
+    worker->rests = false;
+    worker_running = NULL;
+    worker_rest(worker);
+    worker_running = worker;
+}
+
 void block_run(struct worker *worker, unsigned block) {
     struct dim3 grid = worker->launch->grid;
     worker->block = block;
@@ -223,16 +232,38 @@ void block_run(struct worker *worker, unsigned block) {
     threads_start(worker);
     shared_begin(worker);
     worker_running = worker;
-    struct thread *thread = ready_take(worker);
-    worker->in_block = true;
-    fiber_resume(worker, &worker->main_stack_pointer, thread);
-    worker->in_block = false;
-    thread_checked = NULL;
+    worker->rests = false;
+    do {
+        if (worker->rests)
+            rest(worker);
+        worker->in_block = true;
+        fiber_resume(worker, &worker->main_stack_pointer, ready_take(worker));
+        worker->in_block = false;
+        thread_checked = NULL;
+    } while (worker->rests && !worker->fault);
     if (!worker->fault && worker->live > 0)
         report_stuck(worker);
     if (worker->fault)
         fibers_reset(worker);
     worker_running = NULL;
+}
+
+/* The thread goes to the end of those that may run. */
+extern "C" void emulator_pause(void) {
+    struct worker *worker = worker_running;
+    struct thread *self = worker->current;
+    unsigned end = (worker->ready_first + worker->ready_count) % (2 * BLOCK_THREADS_MAX);
+    self->state = THREAD_READY;
+    worker->ready[end] = (unsigned short)self->number;
+    worker->ready_count++;
+    worker->rests = true;
+    fiber_switch(&self->fiber->stack_pointer, worker->main_stack_pointer);
+}
+
+extern "C" uint64_t emulator_nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 /* ---- Barriers of the block ---- */

@@ -18,6 +18,14 @@ static void fault_range(const void *at, size_t bytes, enum access_kind kind, voi
     fault_raise(&place, "kernel %s %zu bytes out of bounds: %s", verbs[kind], bytes, what);
 }
 
+static void fault_device(const void *at, size_t bytes, enum access_kind kind, void *site) {
+    struct place place = {NULL, 0, site};
+    char what[256];
+    memory_describe(at, what, sizeof(what));
+    fault_raise(&place, "kernel of device %u %s %zu bytes of another device: %s", worker_running->launch->device,
+        verbs[kind], bytes, what);
+}
+
 static void fault_race(
     const struct thread *thread, const void *at, size_t bytes, enum access_kind kind, void *site, unsigned other) {
     struct place place = {NULL, 0, site};
@@ -58,6 +66,8 @@ static bool global_ok(size_t offset, size_t bytes) {
 static void access_global(
     struct thread *thread, size_t offset, const void *at, size_t bytes, enum access_kind kind, void *site) {
     unsigned other;
+    if (memory_device_of_offset(offset) != worker_running->launch->device)
+        fault_device(at, bytes, kind, site);
     if (!global_ok(offset, bytes))
         fault_range(at, bytes, kind, site);
     if (!race_global(worker_running, thread, offset, bytes, kind, &other))

@@ -360,12 +360,12 @@ static bool matrix_ok(const char *name, const void *at, const struct layout *l) 
     uint64_t lines = l->order == CUBLASLT_ORDER_COL ? l->columns : l->rows;
     uint64_t line = l->order == CUBLASLT_ORDER_COL ? l->rows : l->columns;
     uint64_t elements = (lines - 1) * (uint64_t)l->stride + line + (uint64_t)(l->batch - 1) * (uint64_t)l->batch_stride;
-    if (memory_range_ok(at, elements * type_bytes(l->type)))
+    if (memory_range_ok(at, elements * type_bytes(l->type)) && memory_device_of(at) == runtime_device())
         return true;
     char what[256];
     memory_describe(at, what, sizeof(what));
-    fault_host("cublasLtMatmul: %llu elements of matrix %s are not in one device allocation: %s",
-        (unsigned long long)elements, name, what);
+    fault_host("cublasLtMatmul: %llu elements of matrix %s are not in one allocation of device %u: %s",
+        (unsigned long long)elements, name, runtime_device(), what);
     return false;
 }
 

@@ -4,6 +4,7 @@
  * itself what is set in the environment:
  *   DISTILLCACHE_EMULATOR=fast            no checks, no counts
  *   DISTILLCACHE_EMULATOR_SEED=N          order of threads and of queued work, 1 by default
+ *   DISTILLCACHE_EMULATOR_DEVICES=N       devices that are there, 1 to 4; 4 by default
  *   DISTILLCACHE_EMULATOR_THREADS=N       OS threads that run blocks, as many as the machine has (16 at most) by
  * default
  */
@@ -55,6 +56,14 @@ struct emulator_calls emulator_calls_read(void);
 const char *emulator_fault(void);
 void emulator_fault_clear(void);
 void emulator_set_quiet(bool quiet);
+
+/* The device fails with this error (a cudaError_t) from now on, as after a fault of a kernel; cleared as that is. */
+void emulator_fail_device(int device, int error);
+
+/* NCCL: the next operation that anybody calls is refused with this error (an ncclResult_t); who asks for a
+ * communicator's asynchronous error is told this one, until it is set to 0. */
+void emulator_fail_nccl_call(int result);
+void emulator_fail_nccl_later(int result);
 
 /* Takes SIGSEGV (again, after a test framework took it), by which a host that touches device memory is found. */
 void emulator_catch_signals(void);

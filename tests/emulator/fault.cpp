@@ -25,7 +25,9 @@ void settings_read(void) {
         return;
     read = true;
     const char *mode = getenv("DISTILLCACHE_EMULATOR"), *seed = getenv("DISTILLCACHE_EMULATOR_SEED");
-    const char *threads = getenv("DISTILLCACHE_EMULATOR_THREADS");
+    const char *threads = getenv("DISTILLCACHE_EMULATOR_THREADS"), *devices = getenv("DISTILLCACHE_EMULATOR_DEVICES");
+    long wanted = devices ? strtol(devices, NULL, 0) : (long)DEVICES_MAX;
+    settings.devices = (unsigned)(wanted < 1 ? 1 : wanted > (long)DEVICES_MAX ? (long)DEVICES_MAX : wanted);
     settings.fast = mode && strcmp(mode, "fast") == 0;
     settings.seed = seed ? strtoull(seed, NULL, 0) : 1;
     long online = sysconf(_SC_NPROCESSORS_ONLN);

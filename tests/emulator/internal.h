@@ -22,6 +22,7 @@ enum {
     BLOCK_SHARED_SPACE = 128 * 1024, /* address space of a worker's shared memory */
     SECTOR_BYTES = 32,
     WORKERS_MAX = 16,
+    DEVICES_MAX = 4,
 };
 
 /* ---- Fibers (fiber.cpp) ---- */
@@ -44,6 +45,7 @@ void fiber_create_all(struct fiber *fibers, unsigned count);
 
 struct launch {
     char name[96];
+    unsigned device;
     struct dim3 grid, block;
     size_t shared_bytes;
     void (*invoke)(const void *arguments);
@@ -121,7 +123,10 @@ struct warp {
 };
 
 struct worker {
-    unsigned number;
+    unsigned number; /* of all workers, for the records of accesses */
+    bool launches;   /* it is whoever launched, not a thread of a pool */
+    bool rests;      /* a thread waits for what is outside of the launch */
+    struct pool *pool;
     bool checked;
     const struct launch *launch;
     uint64_t launch_number;
@@ -171,6 +176,8 @@ void block_ready(struct worker *worker, struct thread **threads, unsigned count)
 void warp_leave(struct worker *worker, struct thread *thread);
 void worker_create(struct worker *worker, unsigned number);
 uint64_t worker_random(struct worker *worker);
+/* Others go on while a thread of the block waits for them (workers.cpp). */
+void worker_rest(struct worker *worker);
 
 /* mma.cpp: by the last lane that came, for all. */
 void mma_compute(struct warp *warp, enum emulator_warp_kind kind);
@@ -191,9 +198,9 @@ extern "C" void fault_signal_stack(void); /* of this OS thread */
 
 /* ---- Device memory (memory.cpp) ---- */
 
-enum { MEMORY_ARENA_BYTES_LOG = 34, MEMORY_ALIGNMENT = 256 };
+enum { MEMORY_DEVICE_BYTES_LOG = 34, MEMORY_ARENA_BYTES_LOG = 36 /* of DEVICES_MAX */, MEMORY_ALIGNMENT = 256 };
 
-extern char *memory_arena;     /* [2^34] address space; device pointers lie in it */
+extern char *memory_arena;     /* [2^36] address space; device pointers lie in it, each device's in its part */
 extern uint8_t *memory_states; /* [arena / 16]: bytes of the 16 that may be used, 0 to 16; MEMORY_FREED */
 enum { MEMORY_FREED = 0xfd };
 
@@ -201,13 +208,22 @@ static inline bool memory_is_device(const void *at) {
     return (uintptr_t)at - (uintptr_t)memory_arena < (uintptr_t)1 << MEMORY_ARENA_BYTES_LOG;
 }
 
+static inline unsigned memory_device_of_offset(size_t offset) {
+    return (unsigned)(offset >> MEMORY_DEVICE_BYTES_LOG);
+}
+
+/* Of device memory. */
+static inline unsigned memory_device_of(const void *at) {
+    return memory_device_of_offset((size_t)((const char *)at - memory_arena));
+}
+
 /* Address space without memory until it is touched; zero. */
 char *memory_reserve(size_t bytes, int protection);
 void memory_create(void);
-void *memory_allocate(size_t bytes);
+void *memory_allocate(size_t bytes, unsigned device);
 bool memory_release(void *memory);
-size_t memory_used(void);
-size_t memory_total(void);
+size_t memory_used(unsigned device);
+size_t memory_total(void); /* of a device */
 /* True when all bytes belong to one live allocation. */
 bool memory_range_ok(const void *from, size_t bytes);
 /* Words that describe an address: "16 bytes after an allocation of 64 bytes". */
@@ -233,6 +249,7 @@ struct settings {
     bool fast;
     uint64_t seed;
     unsigned workers;
+    unsigned devices;
 };
 extern struct settings settings;
 void settings_read(void); /* once, from the environment */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Device memory: one large range of addresses, closed to the host in checked mode except while device work runs. Each
- * allocation is followed by a guard zone; freed memory is not used again soon.
+ * Device memory: one large range of addresses, of which each device has a part, closed to the host in checked mode
+ * except while device work runs. Each allocation is followed by a guard zone; freed memory is not used again soon.
  */
 #include "internal.h"
 #include "race.h"
@@ -10,6 +10,7 @@
 #include <deque>
 #include <link.h>
 #include <map>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,11 +32,16 @@ char *memory_arena;
 uint8_t *memory_states;
 
 static std::map<char *, struct allocation> allocations; /* live ones and those in quarantine */
-static std::map<char *, size_t> holes;                  /* free ranges below `end` */
 static std::deque<char *> quarantine;
-static size_t quarantine_bytes, used_bytes;
-static char *end_used;
+static size_t quarantine_bytes;
+static struct {
+    std::map<char *, size_t> holes; /* free ranges below end_used */
+    size_t used_bytes;
+    char *end_used;
+} devices[DEVICES_MAX];
 static unsigned opened;
+/* Kernels look it up while the host may pin more. */
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
 static std::map<char *, size_t> pinned;
 
 char *memory_reserve(size_t bytes, int protection) {
@@ -54,7 +60,8 @@ void memory_create(void) {
     char *space = memory_reserve(bytes + large_page, PROT_NONE);
     memory_arena = space + (large_page - (uintptr_t)space % large_page) % large_page;
     memory_states = (uint8_t *)memory_reserve(bytes / 16, PROT_READ | PROT_WRITE);
-    end_used = memory_arena + MEMORY_ALIGNMENT;
+    for (size_t device = 0; device < DEVICES_MAX; device++)
+        devices[device].end_used = memory_arena + (device << MEMORY_DEVICE_BYTES_LOG) + MEMORY_ALIGNMENT;
     madvise(memory_arena, bytes, MADV_HUGEPAGE);
     emulator_catch_signals();
     race_create();
@@ -62,8 +69,12 @@ void memory_create(void) {
 }
 
 static void protect(int protection) {
-    size_t used = (size_t)(end_used - memory_arena);
-    mprotect(memory_arena, (used + large_page - 1) / large_page * large_page, protection);
+    for (size_t device = 0; device < settings.devices; device++) {
+        char *first = memory_arena + (device << MEMORY_DEVICE_BYTES_LOG);
+        size_t used = (size_t)(devices[device].end_used - first);
+        if (used > MEMORY_ALIGNMENT)
+            mprotect(first, (used + large_page - 1) / large_page * large_page, protection);
+    }
 }
 
 void memory_open(void) {
@@ -87,6 +98,7 @@ static void states_set(char *at, size_t bytes, size_t reserved, bool live) {
 }
 
 static void hole_add(char *at, size_t bytes) {
+    std::map<char *, size_t> &holes = devices[memory_device_of(at)].holes;
     auto next = holes.lower_bound(at);
     if (next != holes.end() && next->first == at + bytes) {
         bytes += next->second;
@@ -102,7 +114,8 @@ static void hole_add(char *at, size_t bytes) {
     holes[at] = bytes;
 }
 
-static char *hole_take(size_t bytes) {
+static char *hole_take(size_t bytes, unsigned device) {
+    std::map<char *, size_t> &holes = devices[device].holes;
     for (auto hole = holes.begin(); hole != holes.end(); ++hole) {
         if (hole->second < bytes)
             continue;
@@ -127,31 +140,32 @@ static void quarantine_shrink(size_t to) {
     }
 }
 
-static char *end_take(size_t bytes) {
-    if (bytes > ((size_t)1 << MEMORY_ARENA_BYTES_LOG) - (size_t)(end_used - memory_arena))
+static char *end_take(size_t bytes, unsigned device) {
+    char *at = devices[device].end_used;
+    char *end = memory_arena + ((size_t)(device + 1) << MEMORY_DEVICE_BYTES_LOG);
+    if (bytes > (size_t)(end - at))
         return NULL;
-    char *at = end_used;
-    end_used += bytes;
+    devices[device].end_used += bytes;
     if (settings.fast || opened > 0)
         protect(PROT_READ | PROT_WRITE);
     return at;
 }
 
-void *memory_allocate(size_t bytes) {
-    if (bytes == 0 || bytes > total_bytes - used_bytes)
+void *memory_allocate(size_t bytes, unsigned device) {
+    if (bytes == 0 || bytes > total_bytes - devices[device].used_bytes)
         return NULL;
     size_t reserved = (bytes + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT + GUARD_BYTES;
-    char *at = hole_take(reserved);
+    char *at = hole_take(reserved, device);
     if (!at)
-        at = end_take(reserved);
+        at = end_take(reserved, device);
     if (!at) {
         quarantine_shrink(0);
-        at = hole_take(reserved);
+        at = hole_take(reserved, device);
     }
     if (!at)
         return NULL;
     allocations[at] = {bytes, reserved, true};
-    used_bytes += bytes;
+    devices[device].used_bytes += bytes;
     states_set(at, bytes, reserved, true);
     if (!settings.fast) {
         memory_open();
@@ -169,7 +183,7 @@ bool memory_release(void *memory) {
         return false;
     struct allocation *allocation = &found->second;
     allocation->live = false;
-    used_bytes -= allocation->bytes;
+    devices[memory_device_of(memory)].used_bytes -= allocation->bytes;
     states_set(found->first, allocation->bytes, allocation->reserved, false);
     uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)memory + allocation->bytes);
     end &= ~(uintptr_t)4095;
@@ -181,8 +195,8 @@ bool memory_release(void *memory) {
     return true;
 }
 
-size_t memory_used(void) {
-    return used_bytes;
+size_t memory_used(unsigned device) {
+    return devices[device].used_bytes;
 }
 
 size_t memory_total(void) {
@@ -214,11 +228,13 @@ void memory_describe(const void *at, char *text, size_t capacity) {
     }
     size_t offset = (size_t)((const char *)at - found->first);
     const char *state = found->second.live ? "an" : "a freed";
+    unsigned device = memory_device_of(at);
     if (offset < found->second.bytes)
-        snprintf(text, capacity, "%p, byte %zu of %s allocation of %zu bytes", at, offset, state, found->second.bytes);
+        snprintf(text, capacity, "%p, byte %zu of %s allocation of %zu bytes on device %u", at, offset, state,
+            found->second.bytes, device);
     else
-        snprintf(text, capacity, "%p, %zu bytes after %s allocation of %zu bytes", at, offset - found->second.bytes,
-            state, found->second.bytes);
+        snprintf(text, capacity, "%p, %zu bytes after %s allocation of %zu bytes on device %u", at,
+            offset - found->second.bytes, state, found->second.bytes, device);
 }
 
 /* ---- Host memory that kernels may read ---- */
@@ -252,18 +268,27 @@ bool memory_is_static(const void *at) {
 }
 
 void memory_pin(void *memory, size_t bytes) {
+    pthread_mutex_lock(&pinned_lock);
     pinned[(char *)memory] = bytes;
+    pthread_mutex_unlock(&pinned_lock);
 }
 
 bool memory_unpin(void *memory) {
-    return pinned.erase((char *)memory) > 0;
+    pthread_mutex_lock(&pinned_lock);
+    bool found = pinned.erase((char *)memory) > 0;
+    pthread_mutex_unlock(&pinned_lock);
+    return found;
 }
 
 bool memory_is_pinned(const void *at, size_t bytes) {
+    pthread_mutex_lock(&pinned_lock);
     auto next = pinned.upper_bound((char *)at);
-    if (next == pinned.begin())
-        return false;
-    auto found = std::prev(next);
-    size_t offset = (size_t)((const char *)at - found->first);
-    return offset <= found->second && bytes <= found->second - offset;
+    bool is = false;
+    if (next != pinned.begin()) {
+        auto found = std::prev(next);
+        size_t offset = (size_t)((const char *)at - found->first);
+        is = offset <= found->second && bytes <= found->second - offset;
+    }
+    pthread_mutex_unlock(&pinned_lock);
+    return is;
 }

@@ -8,9 +8,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* An access: stamp << 20 | worker << 16 | warp << 11 | lane << 6 | flags. */
+/* An access: stamp << 22 | worker << 16 | warp << 11 | lane << 6 | flags. */
 enum {
-    CELL_STAMP = 20,
+    CELL_STAMP = 22,
     CELL_WORKER = 16,
     CELL_WARP = 11,
     CELL_LANE = 6,
@@ -89,7 +89,7 @@ static inline uint64_t cell_mine(const struct worker *worker, const struct threa
 }
 
 static inline bool cell_is_current(const struct worker *worker, uint64_t cell) {
-    return cell >> CELL_STAMP >= worker->barrier_stamp && (cell >> CELL_WORKER & 15) == worker->number;
+    return cell >> CELL_STAMP >= worker->barrier_stamp && (cell >> CELL_WORKER & 63) == worker->number;
 }
 
 /* After the last partial meeting of a lane with some other lane: with several lanes in the cell, the benefit of doubt.

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Devices: one, with the numbers of an RTX 4090 ---- */
+/* ---- Devices: some, with the numbers of an RTX 4090 ---- */
 
 enum { THREADS_PER_SM = 1536, SHARED_PER_SM = 100 * 1024, SHARED_RESERVED = 1024, SMS = 128, BLOCKS_PER_SM = 24 };
 
@@ -23,22 +23,17 @@ extern "C" cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 extern "C" cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    struct runtime_scope scope;
+    *count = (int)settings.devices;
     return cudaSuccess;
 }
 
-extern "C" cudaError_t cudaSetDevice(int device) {
-    struct runtime_scope scope;
-    return runtime_return(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+static bool device_exists(int device) {
+    return device >= 0 && (unsigned)device < settings.devices;
 }
 
 extern "C" cudaError_t cudaInitDevice(int device, unsigned, unsigned) {
     return cudaSetDevice(device);
-}
-
-extern "C" cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
-    return cudaSuccess;
 }
 
 extern "C" cudaError_t cudaSetDeviceFlags(unsigned) {
@@ -47,7 +42,7 @@ extern "C" cudaError_t cudaSetDeviceFlags(unsigned) {
 
 extern "C" cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     struct runtime_scope scope;
-    if (device != 0)
+    if (!device_exists(device))
         return runtime_return(cudaErrorInvalidDevice);
     memset(properties, 0, sizeof(*properties));
     strcpy(properties->name, "emulator");
@@ -136,7 +131,7 @@ extern "C" cudaError_t cudaDeviceReset(void) {
 extern "C" cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     struct runtime_scope scope;
     *total_bytes = memory_total();
-    *free_bytes = memory_total() - memory_used();
+    *free_bytes = memory_total() - memory_used(device_current());
     return runtime_return(cudaSuccess);
 }
 
@@ -149,19 +144,19 @@ extern "C" cudaError_t cudaMalloc(void **memory, size_t bytes) {
         return runtime_return(cudaErrorStreamCaptureUnsupported);
     if (bytes == 0)
         return runtime_return(cudaSuccess);
-    *memory = memory_allocate(bytes);
+    *memory = memory_allocate(bytes, device_current());
     runtime_calls.allocations++;
     return runtime_return(*memory ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
-/* Waits for the device, as the real one does. */
+/* Waits for the memory's device, as the real one does. */
 extern "C" cudaError_t cudaFree(void *memory) {
     struct runtime_scope scope;
     if (!memory)
         return runtime_return(cudaSuccess);
     if (capture_forbids())
         return runtime_return(cudaErrorStreamCaptureUnsupported);
-    streams_drain();
+    streams_drain(memory_is_device(memory) ? memory_device_of(memory) : device_current());
     if (memory_release(memory))
         return runtime_return(cudaSuccess);
     char what[256];
@@ -170,7 +165,9 @@ extern "C" cudaError_t cudaFree(void *memory) {
     return runtime_return(cudaErrorInvalidValue);
 }
 
-extern "C" cudaError_t cudaMallocAsync(void **memory, size_t bytes, cudaStream_t) {
+extern "C" cudaError_t cudaMallocAsync(void **memory, size_t bytes, cudaStream_t stream) {
+    if (stream && stream->device != device_current())
+        fault_host("cudaMallocAsync: the stream is of device %u, the thread's is %u", stream->device, device_current());
     return cudaMalloc(memory, bytes);
 }
 
@@ -179,12 +176,12 @@ extern "C" cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
     return runtime_return(stream_add(stream, [=] { memory_release(memory); }));
 }
 
-/* There is one pool, and what it keeps makes no difference here. */
+/* What a pool keeps makes no difference here: there is one for all devices. */
 extern "C" cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
     struct runtime_scope scope;
     static char the_pool;
     *pool = (cudaMemPool_t)&the_pool;
-    return runtime_return(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+    return runtime_return(device_exists(device) ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
 extern "C" cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value) {
@@ -215,7 +212,7 @@ extern "C" cudaError_t cudaFreeHost(void *memory) {
         return runtime_return(cudaSuccess);
     if (capture_forbids())
         return runtime_return(cudaErrorStreamCaptureUnsupported);
-    streams_drain();
+    streams_drain(device_current());
     if (!memory_unpin(memory)) {
         fault_host("cudaFreeHost of %p, which is not from cudaHostAlloc", memory);
         return runtime_return(cudaErrorInvalidValue);
@@ -234,7 +231,7 @@ extern "C" cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned) {
 
 extern "C" cudaError_t cudaHostUnregister(void *memory) {
     struct runtime_scope scope;
-    streams_drain();
+    streams_drain(device_current());
     return runtime_return(memory_unpin(memory) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
@@ -249,6 +246,7 @@ extern "C" cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *at
     memset(attributes, 0, sizeof(*attributes));
     if (memory_is_device(memory)) {
         attributes->type = cudaMemoryTypeDevice;
+        attributes->device = (int)memory_device_of(memory);
         attributes->devicePointer = (void *)memory;
     } else if (memory_is_pinned(memory, 1)) {
         attributes->type = cudaMemoryTypeHost;
@@ -261,8 +259,9 @@ extern "C" cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *at
 
 /* ---- Copies ---- */
 
-/* Whether an end of a copy is what its kind says; a fault otherwise. */
-static bool end_ok(const char *call, const char *end, const void *at, size_t bytes, bool device, bool unknown) {
+/* Whether an end of a copy of a device's stream is what its kind says; a fault otherwise. */
+static bool end_ok(
+    unsigned on, const char *call, const char *end, const void *at, size_t bytes, bool device, bool unknown) {
     if (bytes == 0 || (unknown && !memory_is_device(at)))
         return true;
     char what[256];
@@ -271,22 +270,26 @@ static bool end_ok(const char *call, const char *end, const void *at, size_t byt
         fault_host("%s: its %s should be %s memory: %s", call, end, device ? "device" : "host", what);
     else if (memory_is_device(at) && !memory_range_ok(at, bytes))
         fault_host("%s: %zu bytes of its %s are not in one allocation: %s", call, bytes, end, what);
+    else if (memory_is_device(at) && memory_device_of(at) != on)
+        fault_host("%s: its stream is of device %u, its %s of another: %s", call, on, end, what);
     else
         return true;
     return false;
 }
 
-static bool copy_ok(const char *call, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+static bool copy_ok(unsigned on, const char *call, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     bool any = kind == cudaMemcpyDefault;
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    return end_ok(call, "destination", to, bytes, to_device, any) &&
-           end_ok(call, "source", from, bytes, from_device, any);
+    return end_ok(on, call, "destination", to, bytes, to_device, any) &&
+           end_ok(on, call, "source", from, bytes, from_device, any);
 }
 
 /* At a launch or copy the memory was there; it has to be there still when the copy runs. */
 static void copy_now(void *to, const void *from, size_t bytes) {
-    if (!end_ok("copy", "destination", to, bytes, true, true) || !end_ok("copy", "source", from, bytes, true, true))
+    unsigned on = runtime_device();
+    if (!end_ok(on, "copy", "destination", to, bytes, true, true) ||
+        !end_ok(on, "copy", "source", from, bytes, true, true))
         runtime_set_sticky(cudaErrorIllegalAddress);
     else
         memmove(to, from, bytes);
@@ -295,7 +298,7 @@ static void copy_now(void *to, const void *from, size_t bytes) {
 /* Host memory that is not pinned takes part at once: read before the call returns, or waited for. */
 static cudaError_t copy_add(
     cudaStream_t stream, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, const char *call) {
-    if (!copy_ok(call, to, from, bytes, kind)) {
+    if (!copy_ok(stream_get(stream)->device, call, to, from, bytes, kind)) {
         runtime_set_sticky(cudaErrorInvalidValue);
         return cudaErrorInvalidValue;
     }
@@ -344,13 +347,14 @@ extern "C" cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum
 }
 
 static cudaError_t set_add(cudaStream_t stream, void *memory, int value, size_t bytes, const char *call) {
-    if (!end_ok(call, "destination", memory, bytes, true, memory_is_pinned(memory, bytes))) {
+    if (!end_ok(
+            stream_get(stream)->device, call, "destination", memory, bytes, true, memory_is_pinned(memory, bytes))) {
         runtime_set_sticky(cudaErrorInvalidValue);
         return cudaErrorInvalidValue;
     }
     runtime_calls.fills += stream_counts(stream);
     return stream_add(stream, [=] {
-        if (end_ok(call, "destination", memory, bytes, true, true))
+        if (end_ok(runtime_device(), call, "destination", memory, bytes, true, true))
             memset(memory, value, bytes);
         else
             runtime_set_sticky(cudaErrorIllegalAddress);
@@ -409,6 +413,12 @@ extern "C" cudaError_t emulator_launch(const char *name, struct dim3 grid, struc
     launch->arguments.assign((const char *)arguments, (const char *)arguments + arguments_bytes);
     if (!launch_ok(launch.get()))
         return runtime_return(cudaErrorInvalidConfiguration);
+    launch->device = device_current();
+    if (stream_get(stream)->device != launch->device) {
+        fault_host("launch of %s on a stream of device %u, the thread's is %u", launch->name,
+            stream_get(stream)->device, launch->device);
+        return runtime_return(cudaErrorInvalidResourceHandle);
+    }
     runtime_calls.launches += stream_counts(stream);
     return runtime_return(stream_add(stream, [launch] {
         if (!workers_run(launch.get()))

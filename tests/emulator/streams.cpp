@@ -4,28 +4,34 @@
 #include <pthread.h>
 #include <set>
 #include <time.h>
+#include <unistd.h>
 
 static pthread_mutex_t runtime_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct CUstream_st *legacy;
+static struct CUstream_st *legacy[DEVICES_MAX];
 static std::set<struct CUstream_st *> streams;
 static std::vector<struct CUstream_st *> destroyed; /* kept: events may still name them */
 static uint64_t random_state;
-static cudaError_t sticky;
+static cudaError_t sticky[DEVICES_MAX];
 static thread_local cudaError_t last_error;
-enum { QUEUE_MAX = 4096 };
+static thread_local unsigned current_device;
+static thread_local struct CUstream_st *running_stream;
+enum { QUEUE_MAX = 4096, REST_MICROSECONDS = 50 };
 
 runtime_scope::runtime_scope() {
     pthread_mutex_lock(&runtime_lock);
-    if (legacy)
+    if (legacy[0])
         return;
     settings_read();
     random_state = settings.seed;
     memory_create();
     if (settings.fast)
         memory_open();
-    legacy = new struct CUstream_st();
-    legacy->blocking = true;
-    streams.insert(legacy);
+    for (unsigned device = 0; device < DEVICES_MAX; device++) {
+        legacy[device] = new struct CUstream_st();
+        legacy[device]->device = device;
+        legacy[device]->blocking = true;
+        streams.insert(legacy[device]);
+    }
 }
 
 runtime_scope::~runtime_scope() {
@@ -37,35 +43,58 @@ static uint64_t random_next(void) {
     return random_state >> 33;
 }
 
+/* ---- Devices ---- */
+
+unsigned device_current(void) {
+    return current_device;
+}
+
+unsigned runtime_device(void) {
+    return running_stream ? running_stream->device : current_device;
+}
+
+extern "C" cudaError_t cudaSetDevice(int device) {
+    struct runtime_scope scope;
+    if (device < 0 || (unsigned)device >= settings.devices)
+        return runtime_return(cudaErrorInvalidDevice);
+    current_device = (unsigned)device;
+    return runtime_return(cudaSuccess);
+}
+
+extern "C" cudaError_t cudaGetDevice(int *device) {
+    *device = (int)current_device;
+    return cudaSuccess;
+}
+
 /* ---- Errors ---- */
 
 cudaError_t runtime_return(cudaError_t error) {
-    if (sticky != cudaSuccess)
-        error = sticky;
+    if (sticky[current_device] != cudaSuccess)
+        error = sticky[current_device];
     if (error != cudaSuccess && error != cudaErrorNotReady)
         last_error = error;
     return error;
 }
 
 void runtime_set_sticky(cudaError_t error) {
-    if (sticky == cudaSuccess)
-        sticky = error;
-}
-
-cudaError_t runtime_sticky(void) {
-    return sticky;
-}
-
-extern "C" cudaError_t cudaGetLastError(void) {
-    struct runtime_scope scope;
-    cudaError_t error = sticky != cudaSuccess ? sticky : last_error;
-    last_error = cudaSuccess;
-    return error;
+    if (sticky[runtime_device()] == cudaSuccess)
+        sticky[runtime_device()] = error;
 }
 
 extern "C" cudaError_t cudaPeekAtLastError(void) {
     struct runtime_scope scope;
-    return sticky != cudaSuccess ? sticky : last_error;
+    return sticky[current_device] != cudaSuccess ? sticky[current_device] : last_error;
+}
+
+extern "C" cudaError_t cudaGetLastError(void) {
+    cudaError_t error = cudaPeekAtLastError();
+    last_error = cudaSuccess;
+    return error;
+}
+
+extern "C" void emulator_fail_device(int device, int error) {
+    struct runtime_scope scope;
+    sticky[device] = (cudaError_t)error;
 }
 
 extern "C" void emulator_fault_clear(void) {
@@ -74,8 +103,15 @@ extern "C" void emulator_fault_clear(void) {
         stream->done = stream->queued;
         stream->queue.clear();
     }
-    sticky = last_error = cudaSuccess;
+    for (cudaError_t &error : sticky)
+        error = cudaSuccess;
+    last_error = cudaSuccess;
     fault_forget();
+}
+
+static void drain_all(void) {
+    for (unsigned device = 0; device < settings.devices; device++)
+        streams_drain(device);
 }
 
 extern "C" uint64_t emulator_seed(void) {
@@ -85,7 +121,7 @@ extern "C" uint64_t emulator_seed(void) {
 
 extern "C" void emulator_set_seed(uint64_t seed) {
     struct runtime_scope scope;
-    streams_drain();
+    drain_all();
     settings.seed = random_state = seed;
 }
 
@@ -96,7 +132,7 @@ extern "C" bool emulator_fast(void) {
 
 extern "C" void emulator_set_fast(bool fast) {
     struct runtime_scope scope;
-    streams_drain();
+    drain_all();
     if (fast == settings.fast)
         return;
     if (fast)
@@ -127,31 +163,72 @@ extern "C" struct emulator_calls emulator_calls_read(void) {
 /* ---- Queues ---- */
 
 struct CUstream_st *stream_get(cudaStream_t stream) {
-    return stream ? stream : legacy;
+    return stream ? stream : legacy[current_device];
 }
 
-/* The legacy stream waits for all blocking streams, and they for it. */
+/* The legacy stream waits for all blocking streams of its device, and they for it. */
 static void add_legacy_order(struct CUstream_st *stream, std::vector<struct stream_point> *after) {
+    struct CUstream_st *first = legacy[stream->device];
     if (!stream->blocking)
         return;
-    if (stream != legacy) {
-        if (legacy->queued > legacy->done)
-            after->push_back({legacy, legacy->queued});
+    if (stream != first) {
+        if (first->queued > first->done)
+            after->push_back({first, first->queued});
         return;
     }
     for (struct CUstream_st *other : streams)
-        if (other != legacy && other->blocking && other->queued > other->done)
+        if (other != first && other->device == stream->device && other->blocking && other->queued > other->done)
             after->push_back({other, other->queued});
 }
 
-static void run_first(struct CUstream_st *stream) {
-    struct operation operation = std::move(stream->queue.front());
-    for (struct stream_point point : operation.after)
-        stream_reach(point);
-    stream->queue.pop_front();
-    if (operation.run && sticky == cudaSuccess)
-        operation.run();
-    stream->done++;
+static bool try_first(struct CUstream_st *stream);
+
+static bool try_reach(struct stream_point point) {
+    while (point.stream->done < point.count)
+        if (!try_first(point.stream))
+            return false;
+    return true;
+}
+
+/* Runs a stream's first operation. False: it has to wait for others, or somebody is running it. */
+static bool try_first(struct CUstream_st *stream) {
+    if (stream->running)
+        return false;
+    stream->running = true;
+    bool can = true;
+    for (size_t i = 0; i < stream->queue.front().after.size() && can; i++)
+        can = try_reach(stream->queue.front().after[i]);
+    const std::function<bool()> &ready = stream->queue.front().work.ready;
+    can = can && (!ready || sticky[stream->device] != cudaSuccess || ready());
+    if (can) {
+        struct operation operation = std::move(stream->queue.front());
+        struct CUstream_st *before = running_stream;
+        stream->queue.pop_front();
+        running_stream = stream;
+        if (operation.work.run && sticky[stream->device] == cudaSuccess)
+            operation.work.run();
+        running_stream = before;
+        stream->done++;
+    }
+    stream->running = false;
+    return can;
+}
+
+/* One step of any stream that can make one. */
+static bool try_any(void) {
+    std::vector<struct CUstream_st *> all(streams.begin(), streams.end()); /* others may create streams meanwhile */
+    for (struct CUstream_st *stream : all)
+        if (stream->queued > stream->done && try_first(stream))
+            return true;
+    return false;
+}
+
+void streams_let_others(void) {
+    if (try_any())
+        return;
+    pthread_mutex_unlock(&runtime_lock);
+    usleep(REST_MICROSECONDS);
+    pthread_mutex_lock(&runtime_lock);
 }
 
 void stream_reach(struct stream_point point) {
@@ -159,7 +236,8 @@ void stream_reach(struct stream_point point) {
         return;
     memory_open();
     while (point.stream->done < point.count)
-        run_first(point.stream);
+        if (!try_first(point.stream))
+            streams_let_others();
     memory_close();
 }
 
@@ -167,23 +245,29 @@ void stream_reach_end(struct CUstream_st *stream) {
     stream_reach({stream, stream->queued});
 }
 
-void streams_drain(void) {
+void streams_drain(unsigned device) {
+    std::vector<struct CUstream_st *> all(streams.begin(), streams.end());
     memory_open();
-    for (struct CUstream_st *stream : streams)
-        stream_reach_end(stream);
+    for (struct CUstream_st *stream : all)
+        if (stream->device == device)
+            stream_reach_end(stream);
     memory_close();
 }
 
-/* The device may be ahead of or behind the host: in one of eight calls some stream goes on. */
+/* Devices may be ahead of or behind the host: in one of eight calls some stream goes on, if it can. */
 static void go_on_by_chance(void) {
     if (settings.fast || random_next() % 8 != 0)
         return;
-    unsigned chosen = (unsigned)(random_next() % streams.size());
+    std::vector<struct CUstream_st *> with_work;
     for (struct CUstream_st *stream : streams)
-        if (chosen-- == 0 && stream->queued > stream->done) {
-            stream_reach({stream, stream->done + 1 + random_next() % (stream->queued - stream->done)});
-            break;
-        }
+        if (stream->queued > stream->done)
+            with_work.push_back(stream);
+    if (with_work.empty())
+        return;
+    struct CUstream_st *stream = with_work[random_next() % with_work.size()];
+    memory_open();
+    try_reach({stream, stream->done + 1 + random_next() % (stream->queued - stream->done)});
+    memory_close();
 }
 
 static cudaError_t queue_add(struct CUstream_st *stream, struct operation operation) {
@@ -193,22 +277,24 @@ static cudaError_t queue_add(struct CUstream_st *stream, struct operation operat
     if (stream->queued - stream->done > QUEUE_MAX)
         stream_reach_end(stream);
     go_on_by_chance();
-    return sticky;
+    return sticky[stream->device];
 }
 
-cudaError_t stream_add(cudaStream_t stream_, std::function<void()> run) {
+cudaError_t stream_add(cudaStream_t stream_, std::function<void()> run, std::function<bool()> ready) {
     struct CUstream_st *stream = stream_get(stream_);
+    struct work work = {std::move(run), std::move(ready)};
     if (stream->capture) {
-        stream->capture->graph->operations.push_back(std::move(run));
+        stream->capture->graph->operations.push_back(std::move(work));
         return cudaSuccess;
     }
-    return queue_add(stream, {std::move(run), {}});
+    return queue_add(stream, {std::move(work), {}});
 }
 
 /* ---- Streams ---- */
 
 static cudaError_t create(cudaStream_t *stream, bool blocking) {
     *stream = new struct CUstream_st();
+    (*stream)->device = current_device;
     (*stream)->blocking = blocking;
     streams.insert(*stream);
     return cudaSuccess;
@@ -238,6 +324,13 @@ extern "C" cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return runtime_return(cudaSuccess);
 }
 
+static void reach_blocking_of(unsigned device) {
+    std::vector<struct CUstream_st *> all(streams.begin(), streams.end());
+    for (struct CUstream_st *stream : all)
+        if (stream->device == device && stream->blocking)
+            stream_reach_end(stream);
+}
+
 extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     struct runtime_scope scope;
     if (stream_get(stream)->capture) {
@@ -246,11 +339,17 @@ extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     }
     runtime_calls.waits++;
     if (!stream)
-        for (struct CUstream_st *other : streams)
-            if (other->blocking)
-                stream_reach_end(other);
+        reach_blocking_of(current_device);
     stream_reach_end(stream_get(stream));
     return runtime_return(cudaSuccess);
+}
+
+/* A step of the stream, or where it has to wait, of another. */
+static void go_on(struct CUstream_st *stream) {
+    memory_open();
+    if (!try_first(stream))
+        try_any();
+    memory_close();
 }
 
 /* Whoever asks again and again gets further. */
@@ -261,7 +360,7 @@ extern "C" cudaError_t cudaStreamQuery(cudaStream_t stream_) {
         return runtime_return(cudaErrorStreamCaptureUnsupported);
     if (stream->queued == stream->done)
         return runtime_return(cudaSuccess);
-    stream_reach({stream, stream->done + 1});
+    go_on(stream);
     return runtime_return(cudaErrorNotReady);
 }
 
@@ -270,7 +369,7 @@ extern "C" cudaError_t cudaDeviceSynchronize(void) {
     if (capture_forbids())
         return runtime_return(cudaErrorStreamCaptureUnsupported);
     runtime_calls.waits++;
-    streams_drain();
+    streams_drain(current_device);
     return runtime_return(cudaSuccess);
 }
 
@@ -290,6 +389,7 @@ static double now_milliseconds(void) {
 extern "C" cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
     struct runtime_scope scope;
     *event = new struct CUevent_st();
+    (*event)->device = current_device;
     return runtime_return(cudaSuccess);
 }
 
@@ -306,12 +406,17 @@ extern "C" cudaError_t cudaEventDestroy(cudaEvent_t event) {
 extern "C" cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream_) {
     struct runtime_scope scope;
     struct CUstream_st *stream = stream_get(stream_);
+    if (event->device != stream->device) {
+        fault_host(
+            "cudaEventRecord: the event is of device %u, the stream of device %u", event->device, stream->device);
+        return runtime_return(cudaErrorInvalidResourceHandle);
+    }
     event->capture = stream->capture;
     if (stream->capture)
         return runtime_return(cudaSuccess);
     auto reached = std::make_shared<double>(0.0);
     event->milliseconds = reached;
-    struct operation record = {[=] { *reached = now_milliseconds(); }, {}};
+    struct operation record = {{[=] { *reached = now_milliseconds(); }, nullptr}, {}};
     event->point = {stream, stream->queued + 1};
     return runtime_return(queue_add(stream, std::move(record)));
 }
@@ -326,7 +431,7 @@ extern "C" cudaError_t cudaEventQuery(cudaEvent_t event) {
         return runtime_return(cudaErrorStreamCaptureUnsupported);
     if (event_reached(event))
         return runtime_return(cudaSuccess);
-    stream_reach({event->point.stream, event->point.stream->done + 1});
+    go_on(event->point.stream);
     return runtime_return(cudaErrorNotReady);
 }
 
@@ -363,7 +468,7 @@ extern "C" cudaError_t cudaStreamWaitEvent(cudaStream_t stream_, cudaEvent_t eve
     }
     if (stream->capture)
         return runtime_return(cudaErrorStreamCaptureUnsupported);
-    struct operation wait = {nullptr, {}};
+    struct operation wait = {{nullptr, nullptr}, {}};
     if (!event_reached(event))
         wait.after.push_back(event->point);
     return runtime_return(queue_add(stream, std::move(wait)));
@@ -376,7 +481,8 @@ static std::set<struct capture *> captures;
 bool capture_forbids(void) {
     bool forbids = false;
     for (struct capture *capture : captures)
-        if (capture->mode != cudaStreamCaptureModeRelaxed) {
+        if (capture->mode == cudaStreamCaptureModeGlobal ||
+            (capture->mode == cudaStreamCaptureModeThreadLocal && pthread_equal(capture->thread, pthread_self()))) {
             capture->invalid = true;
             forbids = true;
         }
@@ -391,6 +497,7 @@ extern "C" cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStre
     stream->capture->origin = stream;
     stream->capture->graph = std::make_shared<struct CUgraph_st>();
     stream->capture->mode = mode;
+    stream->capture->thread = pthread_self();
     stream->capture->streams.push_back(stream);
     captures.insert(stream->capture.get());
     return runtime_return(cudaSuccess);
@@ -443,11 +550,10 @@ extern "C" cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream
     struct runtime_scope scope;
     std::shared_ptr<struct CUgraph_st> graph = exec->graph;
     runtime_calls.graphs += stream_counts(stream);
-    return runtime_return(stream_add(stream, [graph] {
-        for (const std::function<void()> &run : graph->operations)
-            if (run && sticky == cudaSuccess)
-                run();
-    }));
+    cudaError_t error = cudaSuccess;
+    for (const struct work &work : graph->operations)
+        error = stream_add(stream, work.run, work.ready);
+    return runtime_return(error);
 }
 
 extern "C" cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {

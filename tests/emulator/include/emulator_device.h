@@ -33,6 +33,9 @@ unsigned emulator_gridDim_z(void) __attribute__((const));
 void *emulator_shared(void) __attribute__((const)); /* the block's dynamic shared memory */
 unsigned emulator_active_mask(void);
 void emulator_fence(void);
+/* The thread waits for something outside of the launch: other threads, other devices and the host go on. */
+void emulator_pause(void);
+uint64_t emulator_nanoseconds(void);
 
 enum emulator_barrier_kind { EMULATOR_BARRIER, EMULATOR_BARRIER_COUNT, EMULATOR_BARRIER_AND, EMULATOR_BARRIER_OR };
 int emulator_barrier(enum emulator_barrier_kind kind, int predicate, const char *file, int line);

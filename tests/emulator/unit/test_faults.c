@@ -247,6 +247,43 @@ static void test_launches(void **state) {
     check(cudaFree(words));
 }
 
+/* Memory, streams and events belong to the device that the thread had chosen; whoever waits for one device does not run
+ * the work of another, and one that failed leaves the others alone. */
+static void test_devices(void **state) {
+    (void)state;
+    int *here = device_zeros(WORDS * sizeof(int)), *there, result;
+    cudaStream_t stream;
+    cudaEvent_t event;
+    check(cudaSetDevice(1));
+    there = device_zeros(WORDS * sizeof(int));
+    check(cudaDeviceSynchronize());
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    check(cudaSetDevice(0));
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    faults_touch(there, NULL);
+    assert_int_equal(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+    assert_non_null(strstr(emulator_fault(), "kernel of device 0 reads 4 bytes of another device"));
+    check(cudaSetDevice(1)); /* which goes on */
+    faults_touch(there, stream);
+    check(cudaStreamSynchronize(stream));
+    check(cudaMemcpy(&result, there, 4, cudaMemcpyDeviceToHost));
+    assert_int_equal(result, 1);
+    assert_int_equal(cudaSetDevice(0), cudaErrorLaunchFailure);
+    emulator_fault_clear();
+    faults_touch(here, stream);
+    expect_copy_fault(cudaGetLastError(), "on a stream of device 1, the thread's is 0");
+    expect_copy_fault(cudaMemcpyAsync(here, there, 4, cudaMemcpyDeviceToDevice, stream), "of another");
+    expect_copy_fault(cudaMemsetAsync(here, 0, 4, stream), "of another");
+    expect_copy_fault(cudaEventRecord(event, stream), "the event is of device 0, the stream of device 1");
+    assert_int_equal(cudaSetDevice(-1), cudaErrorInvalidDevice);
+    assert_int_equal(cudaSetDevice(64), cudaErrorInvalidDevice);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidDevice);
+    check(cudaEventDestroy(event));
+    check(cudaStreamDestroy(stream));
+    check(cudaFree(here));
+    check(cudaFree(there));
+}
+
 static int quiet(void **state) {
     (void)state;
     emulator_set_quiet(true);
@@ -271,6 +308,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_capture, forget),
         cmocka_unit_test_teardown(test_host_access, forget),
         cmocka_unit_test_teardown(test_launches, forget),
+        cmocka_unit_test_teardown(test_devices, forget),
     };
     return cmocka_run_group_tests(tests, quiet, NULL);
 }
