@@ -41,6 +41,7 @@ struct config {
     char *cpu_features;           /* auto | scalar | avx2 | avx512 */
     uint32_t threads;             /* 0: all that the process may use */
     uint32_t tensor_parallel;     /* devices that compute one model */
+    char *all_reduce;             /* auto | nccl | host */
     size_t kv_memory;             /* bytes of the page pool */
     struct string_list kv_policy; /* "name[:FILE][,key=value...]" each; serve: one. See config_policies */
     char *kv_ratio_of;            /* eval: "tokens" or "bytes" */

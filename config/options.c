@@ -40,7 +40,11 @@ const struct option option_table[] = {
     {"tensor-parallel", OPTION_COUNT, ENGINE, 0, FIELD(tensor_parallel), .minimum = 1, .maximum = 8,
         .default_value = "1", .argument = "N", .section = section_model,
         .help = "devices that compute one model together, each with its part of the heads; must divide the model's "
-                "KV heads. With backend cpu (for trying it) that many ranks share the threads; with cuda only 1"},
+                "KV heads. With backend cuda the first N GPUs; with cpu (for trying it) that many ranks share the threads"},
+    {"all-reduce", OPTION_CHOICE, ENGINE, 0, FIELD(all_reduce), .choices = "auto|nccl|host", .default_value = "auto",
+        .argument = "NAME", .section = section_model,
+        .help = "how several GPUs add up: by NCCL, or through host memory, which may take less time between GPUs that "
+                "cannot reach each other; auto: NCCL where it is installed"},
     {"kv-memory", OPTION_SIZE, ENGINE, 0, FIELD(kv_memory), .minimum = MIB, .maximum = 1024 * 1024 * GIB,
         .default_value = "512M", .argument = "SIZE", .section = section_model,
         .help = "bytes of the page pool that holds the KV caches of all sequences"},

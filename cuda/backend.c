@@ -11,14 +11,23 @@ enum { CAPABILITY_LEAST = 80 }; /* cp.async, bfloat16 and int8 tensor cores */
 
 /* ---- errors ---- */
 
+static void give_up(struct cuda_backend *cuda, const char *what) {
+    struct error error;
+    error_set(
+        &error, ERROR_DEVICE, "CUDA device %d failed in %s: %s", cuda->device, what, cudaGetErrorString(cuda->failed));
+    communicator_give_up(cuda->communicator, &error);
+}
+
 bool cuda_check(struct cuda_backend *cuda, cudaError_t result, const char *what) {
     if (result == cudaSuccess)
         return cuda->failed == cudaSuccess;
     cudaGetLastError(); /* so that the next launch is not taken for what failed */
     if (cuda->failed == cudaSuccess) {
         cuda->failed = result;
-        log_event(LOG_ERROR, NULL, "the CUDA backend failed", "operation", LOG_STRING(what), "error",
-            LOG_STRING(cudaGetErrorString(result)), NULL);
+        log_event(LOG_ERROR, NULL, "the CUDA backend failed", "device", LOG_INT(cuda->device), "operation",
+            LOG_STRING(what), "error", LOG_STRING(cudaGetErrorString(result)), NULL);
+        if (cuda->communicator != NULL)
+            give_up(cuda, what);
     }
     return false;
 }
@@ -28,9 +37,13 @@ bool cuda_check_launch(struct cuda_backend *cuda, const char *what) {
 }
 
 void cuda_wait(struct cuda_backend *cuda) {
-    if (cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "synchronize")) {
+    if (cuda_check(cuda, cuda_wait_stream(cuda), "synchronize")) {
         cuda->busy = false;
         cuda_late_deliver(&cuda->late);
+        return;
+    }
+    if (cuda->communicator != NULL) {
+        cuda_late_forget(&cuda->late);
         return;
     }
     log_event(LOG_ERROR, NULL, "the program ends, since nothing that this device computes can be trusted", NULL);
@@ -47,7 +60,7 @@ void *cuda_scratch_reserve(struct cuda_backend *cuda, struct cuda_scratch *scrat
     if (cuda_breaks_capture(cuda))
         return NULL;
     cuda->generation++;
-    if (!cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "scratch memory")) /* kernels may use it */
+    if (!cuda_check(cuda, cuda_wait_stream(cuda), "scratch memory")) /* kernels may use it */
         return NULL;
     cuda_scratch_free(scratch);
     if (!cuda_check(cuda, cudaMalloc(&scratch->memory, room), "scratch memory")) {
@@ -65,11 +78,13 @@ void cuda_scratch_free(struct cuda_scratch *scratch) {
 
 /* ---- opening and closing ---- */
 
-static int check_device(struct cudaDeviceProp *properties, struct error *error) {
+static int check_device(uint32_t device, struct cudaDeviceProp *properties, struct error *error) {
     int count = 0;
     cudaError_t result = cudaGetDeviceCount(&count);
+    if (result == cudaSuccess && count > 0 && device >= (uint32_t)count)
+        return error_set(error, ERROR_UNSUPPORTED, "CUDA device %u is asked for, there are %d", device, count);
     if (result == cudaSuccess && count > 0)
-        result = cudaGetDeviceProperties(properties, 0);
+        result = cudaGetDeviceProperties(properties, (int)device);
     else if (result == cudaSuccess)
         result = cudaErrorNoDevice;
     if (result != cudaSuccess) {
@@ -92,7 +107,7 @@ bool backend_cuda_offered(struct error *error) {
     return error_set(error, ERROR_UNSUPPORTED, "this build emulates its CUDA device") == 0;
 #else
     struct cudaDeviceProp properties;
-    return check_device(&properties, error) == 0;
+    return check_device(0, &properties, error) == 0;
 #endif
 }
 
@@ -105,7 +120,7 @@ void cuda_close(struct backend *backend) {
         return;
     struct cuda_backend *cuda = cuda_backend(backend);
     if (cuda->stream != NULL)
-        cudaStreamSynchronize(cuda->stream);
+        cuda_wait_stream(cuda);
     for (size_t i = 0; cuda_family_frees[i] != NULL; i++)
         cuda_family_frees[i](cuda);
     cuda_queue_free(&cuda->queue);
@@ -127,9 +142,8 @@ static void describe(struct cuda_backend *cuda, const struct cudaDeviceProp *pro
 }
 
 struct backend *backend_cuda_open(const struct backend_options *options, struct error *error) {
-    (void)options;
     struct cudaDeviceProp properties;
-    if (check_device(&properties, error) != 0)
+    if (check_device(options->device, &properties, error) != 0)
         return NULL;
     struct cuda_backend *cuda = calloc(1, sizeof *cuda);
     if (cuda == NULL) {
@@ -137,8 +151,9 @@ struct backend *backend_cuda_open(const struct backend_options *options, struct 
         return NULL;
     }
     cuda->base.operations = &cuda_operations;
+    cuda->device = (int)options->device;
     describe(cuda, &properties);
-    cudaError_t result = cudaSetDevice(cuda->device);
+    cudaError_t result = cuda_use_device(cuda);
     if (result == cudaSuccess)
         result = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     cuda_memory_prepare(cuda);

@@ -9,7 +9,8 @@
  *
  * Errors. Operations return nothing: the first error is logged with the operation's name and kept; everything after it
  * does nothing. synchronize, download and whatever else waits for a result end the program when there was one, since
- * CUDA's errors are not recoverable and results would be garbage (cuda_wait).
+ * CUDA's errors are not recoverable and results would be garbage (cuda_wait). A rank of several makes their
+ * communicator fail instead, so that requests end with the error.
  */
 #ifndef CUDA_CUDA_BACKEND_H
 #define CUDA_CUDA_BACKEND_H
@@ -48,6 +49,8 @@ struct cuda_backend {
     struct backend base; /* first: a struct backend * is a struct cuda_backend * */
     int device;
     cudaStream_t stream;
+    struct communicator *communicator; /* that this is a rank of; NULL: it is alone. Not owned */
+    uint32_t rank;
     cudaError_t failed;       /* cudaSuccess, or the first error */
     uint32_t multiprocessors; /* of the device */
     uint32_t capability;      /* 10 * major + minor: 80, 89, 90 */
@@ -70,23 +73,33 @@ struct cuda_backend {
     char description[384];
 };
 
+/* Makes the backend's device that of this thread: ranks are called by several. */
+cudaError_t cuda_use_device(struct cuda_backend *cuda);
+
 /* How an operation begins: what waits in the queue was called before it. */
 static inline struct cuda_backend *cuda_backend(struct backend *backend) {
     struct cuda_backend *cuda = (struct cuda_backend *)backend;
+    cuda_use_device(cuda);
     cuda->busy = true;
     if (cuda->queue.filled)
         cuda_queue_send(cuda);
     return cuda;
 }
 
-/* Whether result is success; else logs and keeps it. what: "rms_norm". */
+/* Whether result is success; else logs and keeps it, and a rank's communicator fails. what: "rms_norm". */
 bool cuda_check(struct cuda_backend *cuda, cudaError_t result, const char *what);
 
 /* The same for the launches since the last call. */
 bool cuda_check_launch(struct cuda_backend *cuda, const char *what);
 
-/* Waits for the stream, and hands over late results (late.h). Ends the program when there was an error. */
+/* Waits for the stream, and hands over late results (late.h). After an error it ends the program, but for a rank: there
+ * the communicator has the error, and results are nobody's. */
 void cuda_wait(struct cuda_backend *cuda);
+
+/* Until the stream, or an event of it, is done. A rank's may wait for other ranks: not beyond the communicator's
+ * patience, and not long once it has failed. The device's error, or cudaErrorUnknown: it still works. */
+cudaError_t cuda_wait_stream(struct cuda_backend *cuda);
+cudaError_t cuda_wait_event(struct cuda_backend *cuda, cudaEvent_t event);
 
 /* True while a graph is captured, which is then given up: for what cannot be part of one. */
 static inline bool cuda_breaks_capture(struct cuda_backend *cuda) {

@@ -31,6 +31,10 @@
  *   device_ldmatrix_x4(uint32_t r[4], shared), device_ldmatrix_x4_trans
  *       Four 8x8 matrices of 16-bit elements; lane 8 j + i gives the address of row i (16 bytes, aligned) of matrix j.
  *       r[j] of a lane: row g, elements 2t, 2t+1 of matrix j; _trans: rows 2t, 2t+1 of column g.
+ *   device_pause()
+ *       What a thread does again and again that waits for another device, or for the host.
+ *   device_nanoseconds()
+ *       A clock that goes on everywhere, to bound such a wait.
  */
 #ifndef CUDA_DEVICE_H
 #define CUDA_DEVICE_H
@@ -76,6 +80,16 @@ static __device__ __forceinline__ void device_copy_commit() {
 
 template <unsigned GROUPS> static __device__ __forceinline__ void device_copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+static __device__ __forceinline__ void device_pause() {
+    __nanosleep(40);
+}
+
+static __device__ __forceinline__ uint64_t device_nanoseconds() {
+    uint64_t time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+    return time;
 }
 
 static __device__ __forceinline__ void device_mma_m16n8k16_f16(
@@ -143,6 +157,14 @@ EMULATOR_INLINE void device_copy_commit() {
 
 template <unsigned GROUPS> EMULATOR_INLINE void device_copy_wait() {
     emulator_copy_wait(GROUPS);
+}
+
+EMULATOR_INLINE void device_pause() {
+    emulator_pause();
+}
+
+EMULATOR_INLINE uint64_t device_nanoseconds() {
+    return emulator_nanoseconds();
 }
 
 /* The callers' arrays are copied, so that only the copies have addresses: those of registers have none. */

@@ -9,7 +9,7 @@
 static void graph_clear(struct cuda_backend *cuda, struct graph *graph) {
     if (graph->exec == NULL)
         return;
-    cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "graph");
+    cuda_check(cuda, cuda_wait_stream(cuda), "graph");
     cuda_check(cuda, cudaGraphExecDestroy(graph->exec), "graph");
     graph->exec = NULL;
 }

@@ -11,6 +11,8 @@ bool cuda_late_reserve(struct cuda_backend *cuda, uint32_t count) {
     if (count <= late->room - late->count)
         return true;
     cuda_wait(cuda); /* hands over what there is */
+    if (cuda->failed != cudaSuccess)
+        return false;
     if (count <= late->room)
         return true;
     uint32_t room = count < UINT32_MAX / 2 ? 2 * count : count;
@@ -41,6 +43,10 @@ void cuda_late_deliver(struct cuda_late *late) {
     for (uint32_t i = 0; i < late->count; i++)
         if (late->places[i] != NULL)
             *late->places[i] = late->numbers[i];
+    late->count = 0;
+}
+
+void cuda_late_forget(struct cuda_late *late) {
     late->count = 0;
 }
 

@@ -26,6 +26,7 @@ uint32_t **cuda_late_fetch(struct cuda_backend *cuda, const uint32_t *device, ui
 
 /* Hands over all that was fetched; the stream was waited for. */
 void cuda_late_deliver(struct cuda_late *late);
+void cuda_late_forget(struct cuda_late *late); /* after an error: there is nothing to hand over */
 void cuda_late_free(struct cuda_late *late);
 
 #endif

@@ -37,7 +37,7 @@ void cuda_release(struct backend *backend, void *memory) {
         cuda_check(cuda, cudaFreeAsync(memory, cuda->stream), "release");
         return;
     }
-    cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "release");
+    cuda_check(cuda, cuda_wait_stream(cuda), "release");
     cuda_check(cuda, cudaFree(memory), "release");
 }
 

@@ -39,7 +39,7 @@ static bool same_frequencies(const struct rope_state *state, const struct rope_p
 
 /* Forgets the table and takes other frequencies. */
 static bool state_begin(struct cuda_backend *cuda, struct rope_state *state, const struct rope_params *rope) {
-    if (!cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "rope"))
+    if (!cuda_check(cuda, cuda_wait_stream(cuda), "rope"))
         return false;
     state_clear(state);
     cuda->generation++;
@@ -66,7 +66,7 @@ static bool state_extend(struct cuda_backend *cuda, struct rope_state *state, ui
     void *table = NULL;
     if (!cuda_check(cuda, cudaMalloc(&table, (size_t)room * state->pairs * 2 * sizeof(float) + 1), "rope"))
         return false;
-    cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "rope"); /* kernels may read the old one */
+    cuda_check(cuda, cuda_wait_stream(cuda), "rope"); /* kernels may read the old one */
     cudaFree((void *)state->turns.table);
     cuda->generation++;
     state->turns.table = table;

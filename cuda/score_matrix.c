@@ -18,7 +18,7 @@ static void matrix_free(struct score_matrix *matrix) {
 }
 
 static void matrices_free(struct cuda_backend *cuda, struct score_state *state) {
-    cudaStreamSynchronize(cuda->stream); /* kernels may use them */
+    cuda_wait_stream(cuda); /* kernels may use them */
     for (uint32_t i = 0; i < state->layers; i++)
         matrix_free(&state->matrices[i]);
     free(state->matrices);
@@ -82,15 +82,18 @@ static int matrices_resize(
     return 0;
 }
 
-/* The tensor's bytes in scratch. */
+/* The tensor's bytes in scratch, row after row. */
 static int upload_tensor(struct matrix_job *job, struct cuda_score_tensor *out) {
     const struct tensor *output = job->output;
-    void *bytes = cuda_scratch_reserve(job->cuda, &job->state->tensor, output->bytes);
+    size_t row_bytes = tensor_row_bytes(output->type, output->columns);
+    char *bytes = cuda_scratch_reserve(job->cuda, &job->state->tensor, output->rows * row_bytes);
     if (bytes == NULL)
         return ERROR_MEMORY;
-    cuda_upload_bytes(job->cuda, bytes, output->data, output->bytes);
-    *out = (struct cuda_score_tensor){
-        output->type, output->rows, output->columns, tensor_row_bytes(output->type, output->columns), bytes};
+    if (output->stride == 0)
+        cuda_upload_bytes(job->cuda, bytes, output->data, output->rows * row_bytes);
+    for (uint32_t row = 0; output->stride != 0 && row < output->rows; row++)
+        cuda_upload_bytes(job->cuda, bytes + row * row_bytes, tensor_row(output, row), row_bytes);
+    *out = (struct cuda_score_tensor){output->type, output->rows, output->columns, row_bytes, bytes};
     return 0;
 }
 
@@ -202,7 +205,7 @@ const struct score_matrix *cuda_score_matrix(struct cuda_backend *cuda, const st
     if (code == 0) {
         struct score_matrix *matrix = &state->matrices[layer];
         if (matrix->data != output->data) {
-            cudaStreamSynchronize(cuda->stream);
+            cuda_wait_stream(cuda);
             matrix_free(matrix);
         }
         matrix->data = output->data;
@@ -218,7 +221,7 @@ const struct score_matrix *cuda_score_matrix(struct cuda_backend *cuda, const st
         if (code == 0 && grams)
             code = make_grams(&job, all);
         if (code != 0) {
-            cudaStreamSynchronize(cuda->stream);
+            cuda_wait_stream(cuda);
             matrix_free(matrix);
         }
         if (code == 0 && cuda_check_launch(cuda, "score"))
@@ -384,7 +387,7 @@ static int keep_network(
     struct network_places at = lay_out_network(network, &layout);
     cuda_upload_bytes(cuda, memory, layout.host, floats * sizeof *memory);
     free(layout.host);
-    cudaStreamSynchronize(cuda->stream);
+    cuda_wait_stream(cuda);
     cudaFree(kept->memory);
     kept->memory = memory;
     kept->network = network_of(network, &at, memory);

@@ -36,7 +36,7 @@ static bool next_segment(struct cuda_backend *cuda) {
         return false;
     ring->segment = (ring->segment + 1) % CUDA_RING_SEGMENTS;
     ring->used = 0;
-    return cuda_check(cuda, cudaEventSynchronize(ring->copied[ring->segment]), "staging");
+    return cuda_check(cuda, cuda_wait_event(cuda, ring->copied[ring->segment]), "staging");
 }
 
 /* Segments of at least `bytes`: rare, so that it may wait for the stream. */
@@ -44,7 +44,7 @@ static bool grow(struct cuda_backend *cuda, size_t bytes) {
     size_t segment = cuda->ring.segment_bytes;
     while (segment < bytes)
         segment *= 2;
-    if (!cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "staging"))
+    if (!cuda_check(cuda, cuda_wait_stream(cuda), "staging"))
         return false;
     cuda_ring_free(&cuda->ring);
     return cuda_check(cuda, cuda_ring_create(&cuda->ring, segment), "staging");

@@ -2,33 +2,11 @@
 #include "cuda/device.h"
 
 #include "cuda/vector.h"
-#include "cuda/warp.cuh"
+#include "cuda/vector.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, NORM_ROWS = 4, NORM_ROWS_SHARED_LEAST = 16 };
+enum { THREADS = VECTOR_THREADS, WARPS = VECTOR_WARPS, NORM_ROWS = 4, NORM_ROWS_SHARED_LEAST = 16 };
 
 /* ---- norm ---- */
-
-/* The sum of each thread's `sum` over the block, the same for all threads; sums [WARPS] is shared memory. The order is
- * fixed: a tree over lanes, then warps in ascending order. */
-static __device__ float block_sum(float sum, float *sums) {
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0)
-        sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int warp = 0; warp < WARPS; warp++)
-        sum += sums[warp];
-    return sum;
-}
-
-static __device__ __forceinline__ float square_sum(float4 x, float sum) {
-    return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, fmaf(x.x, x.x, sum))));
-}
-
-static __device__ __forceinline__ float4 scaled(float4 x, float factor, float4 weight) {
-    return make_float4(
-        x.x * factor * weight.x, x.y * factor * weight.y, x.z * factor * weight.z, x.w * factor * weight.w);
-}
 
 /* ROWS rows a block, so that the weights are read once for all of them; a row lies in registers, CHUNKS vectors of four
  * a thread, so that it is read once. width is a multiple of 4, at most 4 * CHUNKS * THREADS. */
@@ -53,8 +31,8 @@ static __global__ void __launch_bounds__(THREADS)
         float sum = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
-            sum = square_sum(value[r][c], sum);
-        factor[r] = 1 / sqrtf(block_sum(sum, sums + r * WARPS) / (float)width + epsilon);
+            sum = vector_add_square(value[r][c], sum);
+        factor[r] = vector_norm_factor(vector_block_sum(sum, sums + r * WARPS), width, epsilon);
     }
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
@@ -65,7 +43,7 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             if (first + r < rows)
-                ((float4 *)(out + (size_t)(first + r) * width))[at] = scaled(value[r][c], factor[r], weights);
+                ((float4 *)(out + (size_t)(first + r) * width))[at] = vector_scaled(value[r][c], factor[r], weights);
     }
 }
 
@@ -77,7 +55,7 @@ static __global__ void __launch_bounds__(THREADS)
     float *to = out + (size_t)blockIdx.x * width, sum = 0;
     for (uint32_t i = threadIdx.x; i < width; i += THREADS)
         sum = fmaf(row[i], row[i], sum);
-    float factor = 1 / sqrtf(block_sum(sum, sums) / (float)width + epsilon);
+    float factor = vector_norm_factor(vector_block_sum(sum, sums), width, epsilon);
     for (uint32_t i = threadIdx.x; i < width; i += THREADS)
         to[i] = row[i] * factor * weight[i];
 }

@@ -17,6 +17,11 @@ static struct backend *open_best(const struct backend_options *options, struct e
     return backend_cpu_open(options, error);
 }
 
+static struct backend *refuse_name(const char *name, struct error *error) {
+    error_set(error, ERROR_INVALID, "backend '%s' is unknown, it must be auto, cpu or cuda", name);
+    return NULL;
+}
+
 static struct backend *open_ranks(const struct backend_options *options, struct error *error) {
     const char *name = options->name;
     if (options->ranks > BACKEND_RANKS_MAX) {
@@ -24,12 +29,11 @@ static struct backend *open_ranks(const struct backend_options *options, struct 
             BACKEND_RANKS_MAX);
         return NULL;
     }
-    bool cpu = name == NULL || strcmp(name, "cpu") == 0 || (strcmp(name, "auto") == 0 && !backend_cuda_offered(NULL));
-    if (!cpu) {
-        error_set(error, ERROR_UNSUPPORTED, "tensor parallel works with backend cpu, not with %s", name);
-        return NULL;
-    }
-    return parallel_cpu_open(options, error);
+    if (name == NULL || strcmp(name, "cpu") == 0 || (strcmp(name, "auto") == 0 && !backend_cuda_offered(NULL)))
+        return parallel_cpu_open(options, error);
+    if (strcmp(name, "cuda") == 0 || strcmp(name, "auto") == 0)
+        return parallel_cuda_open(options, error);
+    return refuse_name(name, error);
 }
 
 struct backend *backend_open(const struct backend_options *options, struct error *error) {
@@ -42,6 +46,5 @@ struct backend *backend_open(const struct backend_options *options, struct error
         return backend_cuda_open(options, error);
     if (strcmp(name, "auto") == 0)
         return open_best(options, error);
-    error_set(error, ERROR_INVALID, "backend '%s' is unknown, it must be auto, cpu or cuda", name);
-    return NULL;
+    return refuse_name(name, error);
 }

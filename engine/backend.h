@@ -379,7 +379,7 @@ struct backend_operations {
     bool (*step_begin)(struct backend *, const struct kv_step *step, uint32_t *rows);
     bool (*step_end)(struct backend *);
 
-    /* out [R, D] = rows of weight by token id. */
+    /* out [R, D] = rows of weight by token id; zeros for an id that is none of its rows: another rank has it. */
     void (*embed)(struct backend *, const struct backend_weight *, const int32_t *tokens, uint32_t rows, float *out);
 
     /* out [R, D] = x / sqrt(mean(x^2) + epsilon) * weight; x == out allowed. weight: device [D]. */
@@ -547,6 +547,8 @@ struct backend_options {
     uint32_t threads;         /* 0: as many as the affinity mask and cgroup quota allow */
     const char *name;         /* "cpu" (or NULL), "cuda", or "auto" */
     uint32_t ranks;           /* tensor parallel: as many backends as one; 0 or 1: one */
+    uint32_t device;          /* CUDA: its number among those that CUDA_VISIBLE_DEVICES leaves */
+    const char *all_reduce;   /* how CUDA ranks add up: "nccl", "host", or "auto" (or NULL): the first that is there */
 };
 
 /* The backend of that name. auto: CUDA where the build has it and a device is there (cuda/cuda.h), else the CPU, and a

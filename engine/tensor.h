@@ -47,8 +47,7 @@ struct tensor {
     uint32_t columns;
     const void *data; /* borrowed from the file's mapping; may be unaligned */
     size_t bytes;
-    size_t stride; /* bytes from one row to the next, of columns cut out of a wider matrix (which the CPU backend alone
-                    * takes); 0: rows follow each other */
+    size_t stride; /* bytes from one row to the next, of columns cut out of a wider matrix; 0: rows follow each other */
 };
 
 /* What the program knows of a format; NULL for one that it cannot read. */

@@ -9,8 +9,6 @@
 #include "engine/backend.h"
 #include "parallel/wait.h"
 
-#include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,9 +22,6 @@ struct host_communicator {
     struct communicator base; /* first */
     struct wait_number meetings;
     _Alignas(64) _Atomic uint32_t arrived;
-    _Atomic bool failed;
-    pthread_mutex_t lock; /* of error */
-    struct error error;
     struct rank_state ranks[BACKEND_RANKS_MAX];
     float *slots; /* [SETS][ranks][SLOT_FLOATS] */
 };
@@ -35,40 +30,23 @@ static struct host_communicator *host(struct communicator *communicator) {
     return (struct host_communicator *)communicator;
 }
 
-static void host_give_up(struct communicator *communicator, const struct error *error) {
-    struct host_communicator *c = host(communicator);
-    pthread_mutex_lock(&c->lock);
-    if (!atomic_load(&c->failed))
-        c->error = *error;
-    atomic_store(&c->failed, true);
-    pthread_mutex_unlock(&c->lock);
-    wait_number_advance(&c->meetings); /* whoever waits */
-}
-
-static int host_check(struct communicator *communicator, struct error *error) {
-    struct host_communicator *c = host(communicator);
-    if (!atomic_load_explicit(&c->failed, memory_order_acquire))
-        return 0;
-    pthread_mutex_lock(&c->lock);
-    int code = c->error.code;
-    if (error != NULL)
-        *error = c->error;
-    pthread_mutex_unlock(&c->lock);
-    return code;
+static void host_stop(struct communicator *communicator) {
+    wait_number_advance(&host(communicator)->meetings); /* whoever waits */
 }
 
 /* All ranks wait for all. */
 static int meet(struct host_communicator *c) {
     uint32_t meeting = wait_number_get(&c->meetings);
-    if (atomic_load(&c->failed))
-        return host_check(&c->base, NULL);
+    int code = communicator_check(&c->base, NULL);
+    if (code != 0)
+        return code;
     if (atomic_fetch_add(&c->arrived, 1) + 1 == c->base.ranks) {
         atomic_store(&c->arrived, 0);
         wait_number_advance(&c->meetings);
     } else {
         wait_number_await(&c->meetings, meeting);
     }
-    return host_check(&c->base, NULL);
+    return communicator_check(&c->base, NULL);
 }
 
 static float *slot(struct host_communicator *c, uint32_t set, uint32_t rank) {
@@ -84,43 +62,43 @@ static void add_slots(struct host_communicator *c, uint32_t set, float *out, siz
     }
 }
 
-static int host_all_reduce(struct communicator *communicator, uint32_t rank, float *buffer, size_t count) {
+static int host_all_reduce(struct communicator *communicator, uint32_t rank, const struct communicator_sum *sum) {
     struct host_communicator *c = host(communicator);
+    size_t count = (size_t)sum->rows * sum->width;
     for (size_t first = 0; first < count; first += SLOT_FLOATS) {
         size_t left = count - first, part = left < SLOT_FLOATS ? left : SLOT_FLOATS;
         uint32_t set = c->ranks[rank].set;
         c->ranks[rank].set = (set + 1) % SETS;
-        memcpy(slot(c, set, rank), buffer + first, part * sizeof *buffer);
+        memcpy(slot(c, set, rank), sum->x + first, part * sizeof *sum->x);
         int code = meet(c);
         if (code != 0)
             return code;
-        add_slots(c, set, buffer + first, part);
+        add_slots(c, set, sum->x + first, part);
     }
     return 0;
 }
 
 /* Each rank writes its own columns. */
 static int host_gather(struct communicator *communicator, uint32_t rank, const struct communicator_part *part) {
-    (void)rank;
+    size_t width = communicator_part_width(part, rank), out_width = part->first[communicator->ranks];
     for (size_t row = 0; row < part->rows; row++)
-        memcpy(part->out + row * part->out_stride + part->first, part->part + row * part->stride,
-            part->width * sizeof *part->out);
+        memcpy(part->out + row * out_width + part->first[rank], part->part + row * width, width * sizeof *part->out);
     return meet(host(communicator));
 }
 
 static void host_free(struct communicator *communicator) {
     struct host_communicator *c = host(communicator);
-    pthread_mutex_destroy(&c->lock);
+    communicator_destroy(communicator);
     free(c->slots);
     free(c);
 }
 
 static const struct communicator_operations operations = {
+    .name = "threads",
     .free = host_free,
     .all_reduce = host_all_reduce,
     .gather = host_gather,
-    .give_up = host_give_up,
-    .check = host_check,
+    .stop = host_stop,
 };
 
 struct communicator *communicator_host_create(uint32_t ranks, struct error *error) {
@@ -133,8 +111,7 @@ struct communicator *communicator_host_create(uint32_t ranks, struct error *erro
         return NULL;
     }
     memset(c, 0, sizeof *c);
-    c->base = (struct communicator){&operations, ranks};
+    communicator_init(&c->base, &operations, ranks);
     c->slots = slots;
-    pthread_mutex_init(&c->lock, NULL);
     return &c->base;
 }

@@ -31,7 +31,7 @@ struct host_space {
 struct rank {
     struct backend *backend;
     struct host_space batch, score; /* what a batch's, or a call of score's, part for this rank is made of */
-    float *logits;                  /* device [PARALLEL_LOGITS_ROWS][tokens of this rank and one more] */
+    float *logits;                  /* device [PARALLEL_LOGITS_ROWS][tokens of this rank] */
     size_t logits_bytes;
     float *scores; /* device: of heads that have no place for theirs */
     size_t scores_count;
@@ -46,11 +46,12 @@ struct parallel {
     uint32_t ranks_count;
     struct communicator *communicator;
     struct crew *crew;
-    struct rank_memory *memory; /* [memory_count] by rank 0's address */
+    struct communicator_sum pending; /* of rank 0's addresses, that the next operation takes; x NULL: none */
+    struct rank_memory *memory;      /* [memory_count] by rank 0's address */
     uint32_t memory_count, memory_capacity;
     struct host_space select; /* bits, of the last selection */
     struct select_scratch select_scratch;
-    char description[160];
+    char description[512];
 };
 
 static inline struct parallel *parallel_of(struct backend *backend) {
@@ -61,8 +62,14 @@ static inline const struct backend_operations *parallel_inner(const struct paral
     return p->inner[0]->operations; /* of all: they are of one kind */
 }
 
-/* Runs work(context, rank) on all ranks, unless the backend has failed. */
+/* Runs work(context, rank) on all ranks, unless the backend has failed; the sum that is pending before. */
 void parallel_run(struct parallel *p, crew_work work, void *context);
+
+/* x [rows][width] of all ranks is to be added up: by the rank in its work (parallel_sum_on_rank), or, where a norm can
+ * be taken with it, by the next operation, which probably is that norm (parallel_sum_later, by the caller). Each does
+ * nothing where the other does. */
+void parallel_sum_on_rank(struct parallel *p, uint32_t rank, float *x, uint32_t rows, uint32_t width);
+void parallel_sum_later(struct parallel *p, float *x, uint32_t rows, uint32_t width);
 void parallel_fail(struct parallel *p, int code, const char *what);
 
 void *parallel_address(struct backend *backend, const void *memory, uint32_t rank);

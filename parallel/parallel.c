@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "parallel/internal.h"
 
+#include "cuda/cuda.h"
 #include "engine/cpu/threads.h"
 
 #include <stdio.h>
@@ -9,20 +10,52 @@
 
 /* ---- ranks ---- */
 
-void parallel_run(struct parallel *p, crew_work work, void *context) {
-    if (p->communicator->operations->check(p->communicator, NULL) == 0)
+static void run(struct parallel *p, crew_work work, void *context) {
+    if (communicator_check(p->communicator, NULL) == 0)
         crew_run(p->crew, work, context);
+}
+
+static void sum_on_rank(void *context, uint32_t rank) {
+    struct parallel *p = context;
+    struct communicator_sum sum = p->pending;
+    sum.x = parallel_address(&p->base, sum.x, rank);
+    sum.weight = parallel_address(&p->base, sum.weight, rank);
+    sum.normed = parallel_address(&p->base, sum.normed, rank);
+    p->communicator->operations->all_reduce(p->communicator, rank, &sum);
+}
+
+static void add_pending(struct parallel *p) {
+    if (p->pending.x == NULL)
+        return;
+    run(p, sum_on_rank, p);
+    p->pending = (struct communicator_sum){0};
+}
+
+void parallel_run(struct parallel *p, crew_work work, void *context) {
+    add_pending(p);
+    run(p, work, context);
+}
+
+void parallel_sum_on_rank(struct parallel *p, uint32_t rank, float *x, uint32_t rows, uint32_t width) {
+    const struct communicator_sum sum = {.x = x, .rows = rows, .width = width};
+    if (!p->communicator->norms)
+        p->communicator->operations->all_reduce(p->communicator, rank, &sum);
+}
+
+void parallel_sum_later(struct parallel *p, float *x, uint32_t rows, uint32_t width) {
+    if (p->communicator->norms)
+        p->pending = (struct communicator_sum){.x = x, .rows = rows, .width = width};
 }
 
 void parallel_fail(struct parallel *p, int code, const char *what) {
     struct error error;
     error_set(&error, code, "%s", what);
-    p->communicator->operations->give_up(p->communicator, &error);
+    communicator_give_up(p->communicator, &error);
 }
 
 static int check(struct backend *backend, struct error *error) {
     struct communicator *communicator = parallel_of(backend)->communicator;
-    return communicator->operations->check(communicator, error);
+    return communicator_check(communicator, error);
 }
 
 static const char *describe(struct backend *backend) {
@@ -131,6 +164,7 @@ static void release(struct backend *backend, void *memory) {
     struct parallel *p = parallel_of(backend);
     if (memory == NULL)
         return;
+    add_pending(p);
     uint32_t at = find_before(p, memory);
     release_all(p, &p->memory[at]);
     p->memory_count--;
@@ -139,17 +173,20 @@ static void release(struct backend *backend, void *memory) {
 
 static void upload(struct backend *backend, void *to, const void *from, size_t bytes) {
     struct parallel *p = parallel_of(backend);
+    add_pending(p);
     for (uint32_t rank = 0; rank < p->ranks_count; rank++)
         p->inner[rank]->operations->upload(p->inner[rank], parallel_address(backend, to, rank), from, bytes);
 }
 
 static void download(struct backend *backend, void *to, const void *from, size_t bytes) {
     struct parallel *p = parallel_of(backend);
+    add_pending(p);
     p->inner[0]->operations->download(p->inner[0], to, from, bytes);
 }
 
 static void synchronize(struct backend *backend) {
     struct parallel *p = parallel_of(backend);
+    add_pending(p);
     for (uint32_t rank = 0; rank < p->ranks_count; rank++)
         p->inner[rank]->operations->synchronize(p->inner[rank]);
 }
@@ -176,6 +213,14 @@ static void norm_on_rank(void *context, uint32_t rank) {
 static void rms_norm(struct backend *backend, const float *x, const float *weight, float epsilon, uint32_t rows,
     uint32_t width, float *out) {
     struct rows_call call = {backend, x, weight, epsilon, NULL, rows, width, out};
+    struct communicator_sum *sum = &parallel_of(backend)->pending;
+    if (sum->x == x && x != out && sum->rows == rows && sum->width == width) {
+        sum->weight = weight;
+        sum->epsilon = epsilon;
+        sum->normed = out;
+        add_pending(parallel_of(backend));
+        return;
+    }
     parallel_run(parallel_of(backend), norm_on_rank, &call);
 }
 
@@ -215,6 +260,7 @@ static void wait_for_others(struct parallel *p) {
 static void sample(struct backend *backend, const float *logits, uint32_t rows, uint32_t vocabulary,
     const struct sample_params *params, struct sample_result *results) {
     struct parallel *p = parallel_of(backend);
+    add_pending(p);
     p->inner[0]->operations->sample(p->inner[0], logits, rows, vocabulary, params, results);
     wait_for_others(p);
 }
@@ -222,6 +268,7 @@ static void sample(struct backend *backend, const float *logits, uint32_t rows, 
 static void kl(struct backend *backend, const float *distribution, const uint32_t *p_rows, const float *q,
     uint32_t rows, uint32_t vocabulary, float *out) {
     struct parallel *p = parallel_of(backend);
+    add_pending(p);
     p->inner[0]->operations->kl(p->inner[0], distribution, p_rows, q, rows, vocabulary, out);
     wait_for_others(p);
 }
@@ -275,11 +322,6 @@ struct backend *parallel_backend_open(
         error_set(error, ERROR_MEMORY, "no memory for %u devices", ranks);
         goto fail;
     }
-    if (!inner[0]->operations->host_memory) {
-        error_set(error, ERROR_UNSUPPORTED, "backend %s cannot share a model out over %u devices",
-            inner[0]->operations->name, ranks);
-        goto fail;
-    }
     crew = crew_create(ranks, error);
     if (crew == NULL)
         goto fail;
@@ -289,13 +331,23 @@ struct backend *parallel_backend_open(
     p->crew = crew;
     for (uint32_t rank = 0; rank < ranks; rank++)
         p->inner[rank] = p->ranks[rank].backend = inner[rank];
-    snprintf(p->description, sizeof p->description, "%u ranks of %s", ranks, inner[0]->operations->describe(inner[0]));
+    snprintf(p->description, sizeof p->description, "%u ranks of %s, sums by %s", ranks,
+        inner[0]->operations->describe(inner[0]), communicator->operations->name);
     return &p->base;
 
 fail:
     close_ranks(inner, ranks);
     communicator->operations->free(communicator);
     free(p);
+    return NULL;
+}
+
+/* Ranks that could be opened, with what connects them. */
+static struct backend *put_together(
+    struct backend *const *inner, uint32_t ranks, struct communicator *communicator, struct error *error) {
+    if (communicator != NULL)
+        return parallel_backend_open(inner, ranks, communicator, error);
+    close_ranks(inner, ranks);
     return NULL;
 }
 
@@ -311,9 +363,20 @@ struct backend *parallel_cpu_open(const struct backend_options *options, struct 
             return NULL;
         }
     }
-    struct communicator *communicator = communicator_host_create(ranks, error);
-    if (communicator != NULL)
-        return parallel_backend_open(inner, ranks, communicator, error);
-    close_ranks(inner, ranks);
-    return NULL;
+    return put_together(inner, ranks, communicator_host_create(ranks, error), error);
+}
+
+struct backend *parallel_cuda_open(const struct backend_options *options, struct error *error) {
+    struct backend *inner[BACKEND_RANKS_MAX];
+    struct backend_options each = *options;
+    uint32_t ranks = options->ranks;
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        each.device = rank;
+        inner[rank] = backend_cuda_open(&each, error);
+        if (inner[rank] == NULL) {
+            close_ranks(inner, rank);
+            return NULL;
+        }
+    }
+    return put_together(inner, ranks, backend_cuda_connect(inner, ranks, options->all_reduce, error), error);
 }

@@ -32,4 +32,7 @@ struct backend *parallel_backend_open(
  * with as many threads is faster. */
 struct backend *parallel_cpu_open(const struct backend_options *options, struct error *error);
 
+/* The first options->ranks CUDA devices as one, which add up as options->all_reduce says (cuda/cuda.h). */
+struct backend *parallel_cuda_open(const struct backend_options *options, struct error *error);
+
 #endif

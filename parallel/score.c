@@ -110,7 +110,7 @@ static int run(struct score_call *call, struct error *error) {
     for (uint32_t rank = 0; rank < call->p->ranks_count; rank++)
         if (call->errors[rank].code != 0)
             return error_set(error, call->errors[rank].code, "%s", call->errors[rank].message);
-    return call->p->communicator->operations->check(call->p->communicator, error);
+    return communicator_check(call->p->communicator, error);
 }
 
 /* ---- the mean ---- */

@@ -87,5 +87,5 @@ int parallel_select(struct backend *backend, const struct kv_pool *pool, const s
             return code;
         bits = set_bits(&selection, &space, bits);
     }
-    return p->communicator->operations->check(p->communicator, error);
+    return communicator_check(p->communicator, error);
 }

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrices in parts, one a rank. Parts are made of the tensor where it lies; only those of the vocabulary are copied
- * first, one tensor at a time, for a row of zeros after their last one: the row of tokens that another rank has.
+ * Matrices in parts, one a rank, made of the tensor where it lies.
  */
 #include "parallel/internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct backend_weight {
     enum weight_role role;
@@ -47,25 +45,6 @@ static uint32_t rows_of(const struct backend_weight *weight, uint32_t rank) {
     return weight->first[rank + 1] - weight->first[rank];
 }
 
-static struct backend_weight *create_with_zeros(
-    struct split_call *call, struct backend *on, const struct tensor *rows, struct error *error) {
-    struct tensor part = *rows;
-    size_t row_bytes = tensor_row_bytes(rows->type, rows->columns);
-    char *copy = malloc((rows->rows + (size_t)1) * row_bytes);
-    if (copy == NULL) {
-        error_set(error, ERROR_MEMORY, "no memory for a part of tensor %s", rows->name);
-        return NULL;
-    }
-    memcpy(copy, rows->data, rows->rows * row_bytes);
-    memset(copy + rows->rows * row_bytes, 0, row_bytes); /* in every format the row of zeros */
-    part.data = copy;
-    part.rows = rows->rows + 1;
-    part.bytes = part.rows * row_bytes;
-    struct backend_weight *weight = on->operations->weight_create(on, &part, call->exact, error);
-    free(copy);
-    return weight;
-}
-
 static void split_on_rank(void *context, uint32_t rank) {
     struct split_call *call = context;
     const struct tensor *tensor = call->tensor;
@@ -73,13 +52,11 @@ static void split_on_rank(void *context, uint32_t rank) {
     struct backend_weight *weight = call->weight;
     uint32_t ranks = call->p->ranks_count, rows = tensor->rows / ranks, columns = tensor->columns / ranks;
     struct tensor part;
-    if (weight->role == WEIGHT_VOCABULARY) {
+    if (weight->role == WEIGHT_VOCABULARY)
         part = tensor_cut_rows(tensor, weight->first[rank], rows_of(weight, rank));
-        weight->parts[rank] = create_with_zeros(call, on, &part, &call->errors[rank]);
-        return;
-    }
-    part = weight->role == WEIGHT_ROWS ? tensor_cut_rows(tensor, rank * rows, rows)
-                                       : tensor_cut_columns(tensor, rank * columns, columns);
+    else
+        part = weight->role == WEIGHT_ROWS ? tensor_cut_rows(tensor, rank * rows, rows)
+                                           : tensor_cut_columns(tensor, rank * columns, columns);
     weight->parts[rank] = on->operations->weight_create(on, &part, call->exact, &call->errors[rank]);
 }
 
@@ -87,7 +64,7 @@ static void split_on_rank(void *context, uint32_t rank) {
 static int reserve_logits(struct parallel *p, const struct backend_weight *weight, struct error *error) {
     for (uint32_t rank = 0; rank < p->ranks_count; rank++) {
         struct rank *of = &p->ranks[rank];
-        size_t bytes = PARALLEL_LOGITS_ROWS * ((size_t)rows_of(weight, rank) + 1) * sizeof(float);
+        size_t bytes = PARALLEL_LOGITS_ROWS * (size_t)rows_of(weight, rank) * sizeof(float);
         if (bytes <= of->logits_bytes)
             continue;
         of->backend->operations->release(of->backend, of->logits);
@@ -164,13 +141,11 @@ static void embed_on_rank(void *context, uint32_t rank) {
     struct parallel *p = parallel_of(call->backend);
     struct backend *on = p->inner[rank];
     float *out = parallel_address(call->backend, call->out, rank);
-    uint32_t first = call->weight->first[rank], rows = rows_of(call->weight, rank);
-    for (uint32_t row = 0; row < call->rows; row++) {
-        uint32_t token = (uint32_t)call->tokens[row] - first;
-        call->own[rank][row] = (int32_t)(token < rows ? token : rows);
-    }
+    uint32_t first = call->weight->first[rank];
+    for (uint32_t row = 0; row < call->rows; row++)
+        call->own[rank][row] = (int32_t)((uint32_t)call->tokens[row] - first); /* no row of other ranks' parts */
     on->operations->embed(on, call->weight->parts[rank], call->own[rank], call->rows, out);
-    p->communicator->operations->all_reduce(p->communicator, rank, out, (size_t)call->rows * call->weight->columns);
+    parallel_sum_on_rank(p, rank, out, call->rows, call->weight->columns);
 }
 
 void parallel_embed(
@@ -185,6 +160,7 @@ void parallel_embed(
         }
     }
     parallel_run(p, embed_on_rank, &call);
+    parallel_sum_later(p, out, rows, weight->columns);
 }
 
 /* ---- linear ---- */
@@ -217,7 +193,7 @@ static void columns_on_rank(void *context, uint32_t rank) {
     struct backend *on = p->inner[rank];
     on->operations->linear(
         on, &part, 1, parallel_address(call->backend, call->x, rank), call->rows, call->add && rank == 0, out);
-    p->communicator->operations->all_reduce(p->communicator, rank, out, (size_t)call->rows * call->weights[0]->rows);
+    parallel_sum_on_rank(p, rank, out, call->rows, call->weights[0]->rows);
 }
 
 /* Logits of some rows, at most PARALLEL_LOGITS_ROWS. */
@@ -232,10 +208,7 @@ static void logits_on_rank(void *context, uint32_t rank) {
         .part = logits,
         .out = call->out,
         .rows = call->rows,
-        .stride = rows_of(weight, rank) + 1, /* the row of zeros too */
-        .out_stride = weight->rows,
-        .first = weight->first[rank],
-        .width = rows_of(weight, rank),
+        .first = weight->first,
     };
     p->communicator->operations->gather(p->communicator, rank, &gathered);
 }
@@ -253,8 +226,12 @@ static void compute_logits(struct linear_call call) {
 void parallel_linear(struct backend *backend, const struct backend_weight *const *weights, uint32_t weights_count,
     const float *x, uint32_t rows, bool add, float *out) {
     struct linear_call call = {backend, weights, weights_count, x, rows, add, out};
-    if (weights[0]->role == WEIGHT_VOCABULARY)
+    if (weights[0]->role == WEIGHT_VOCABULARY) {
         compute_logits(call);
-    else
-        parallel_run(parallel_of(backend), weights[0]->role == WEIGHT_ROWS ? rows_on_rank : columns_on_rank, &call);
+    } else if (weights[0]->role == WEIGHT_ROWS) {
+        parallel_run(parallel_of(backend), rows_on_rank, &call);
+    } else {
+        parallel_run(parallel_of(backend), columns_on_rank, &call);
+        parallel_sum_later(parallel_of(backend), out, rows, weights[0]->rows);
+    }
 }

@@ -14,6 +14,10 @@ uint32_t chosen_backend_ranks(void) {
     return ranks != NULL && ranks[0] != '\0' ? (uint32_t)strtoul(ranks, NULL, 10) : 1;
 }
 
+const char *chosen_backend_all_reduce(void) {
+    return getenv("DISTILLCACHE_TEST_ALL_REDUCE");
+}
+
 bool chosen_backend_is_cpu(void) {
     return strcmp(chosen_backend(), "cpu") == 0 && chosen_backend_ranks() == 1;
 }

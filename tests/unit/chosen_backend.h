@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Which backend the tests of the engine use: the CPU's, or the one that DISTILLCACHE_TEST_BACKEND names ("cuda" in a
- * build with -Dcuda=emulated), and as how many ranks (DISTILLCACHE_TEST_RANKS; parallel/parallel.h). Read here and
- * nowhere else.
+ * build with -Dcuda=emulated), and as how many ranks (DISTILLCACHE_TEST_RANKS; parallel/parallel.h), which add up as
+ * DISTILLCACHE_TEST_ALL_REDUCE says. Read here and nowhere else.
  */
 #ifndef TESTS_UNIT_CHOSEN_BACKEND_H
 #define TESTS_UNIT_CHOSEN_BACKEND_H
@@ -12,6 +12,7 @@
 /* For struct backend_options.name. */
 const char *chosen_backend(void);
 uint32_t chosen_backend_ranks(void); /* 1 as a rule */
+const char *chosen_backend_all_reduce(void);
 /* The CPU, as one rank. */
 bool chosen_backend_is_cpu(void);
 

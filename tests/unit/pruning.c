@@ -76,6 +76,7 @@ struct engine *pruning_engine(const struct model *model, const struct engine_opt
     if (all.backend.cpu_features == NULL) {
         all.backend.name = chosen_backend();
         all.backend.ranks = chosen_backend_ranks();
+        all.backend.all_reduce = chosen_backend_all_reduce();
     }
     all.backend.threads = all.backend.threads > 0 ? all.backend.threads : 2;
     struct engine *engine = engine_open(model, &all, &error);

@@ -98,6 +98,14 @@ static uint32_t run_policies(struct engine *engine, const char *schedule, struct
     return count;
 }
 
+/* Several emulated devices take long: one schedule for each way in which they add up, unless all are asked for. */
+static bool takes_turn(uint32_t schedule) {
+    const char *full = getenv("DISTILLCACHE_TEST_FULL"), *all_reduce = chosen_backend_all_reduce();
+    if (chosen_backend_ranks() == 1 || strcmp(chosen_backend(), "cpu") == 0 || (full != NULL && full[0] != '\0'))
+        return true;
+    return schedule == (all_reduce != NULL && strcmp(all_reduce, "host") == 0 ? SCHEDULES - 1 : 0);
+}
+
 static void every_policy_keeps_the_same(void **state) {
     struct engine_options options = {.kv_format = KV_F32, .exact = true};
     struct engine *engine = pruning_engine(model, &options);
@@ -106,6 +114,8 @@ static void every_policy_keeps_the_same(void **state) {
     struct stream *got[STREAMS], *want[STREAMS];
     (void)state;
     for (uint32_t i = 0; i < SCHEDULES; i++) {
+        if (!takes_turn(i))
+            continue;
         uint32_t count = run_policies(engine, schedules[i], got), pruned = 0;
         assert_int_equal(run_policies(cpu, schedules[i], want), count);
         for (uint32_t k = 0; k < count; k++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensor parallel by ranks on the CPU: sums between threads, a model in parts against the whole one, what cannot be
- * cut, and ranks that fail. Policies on ranks: test_beside_cpu.c and the other tests of suite ranks.
+ * Tensor parallel on the chosen backend (chosen_backend.h): sums between threads, a model in parts against the whole
+ * one, what cannot be cut, and ranks that fail. Policies on ranks: test_beside_cpu.c and the other tests of suite
+ * ranks; sums between devices: tests/cuda/test_ranks.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +21,7 @@
 #include "engine/kv_internal.h"
 #include "engine/random.h"
 #include "parallel/internal.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/pruning.h"
 #include "tests/unit/serving.h"
 
@@ -47,11 +49,12 @@ static void add_up(void *context, uint32_t rank) {
     struct communicator *communicator = sums->communicator;
     if (rank == sums->failing) {
         const struct error error = {.code = ERROR_DEVICE, .message = "rank is gone"};
-        communicator->operations->give_up(communicator, &error);
+        communicator_give_up(communicator, &error);
         sums->codes[rank] = ERROR_DEVICE;
         return;
     }
-    sums->codes[rank] = communicator->operations->all_reduce(communicator, rank, sums->parts[rank], sums->count);
+    const struct communicator_sum sum = {.x = sums->parts[rank], .rows = 1, .width = (uint32_t)sums->count};
+    sums->codes[rank] = communicator->operations->all_reduce(communicator, rank, &sum);
 }
 
 static void sums_are_in_the_order_of_ranks(void **state) {
@@ -102,7 +105,7 @@ static void nobody_waits_for_a_rank_that_failed(void **state) {
             for (uint32_t rank = 0; rank < 4; rank++)
                 assert_int_equal(sums.codes[rank], ERROR_DEVICE);
         }
-        assert_int_equal(sums.communicator->operations->check(sums.communicator, &error), ERROR_DEVICE);
+        assert_int_equal(communicator_check(sums.communicator, &error), ERROR_DEVICE);
         assert_string_equal(error.message, "rank is gone");
         for (uint32_t rank = 0; rank < 4; rank++)
             free(sums.parts[rank]);
@@ -130,7 +133,11 @@ static struct engine *open_ranks(const struct model *model, uint32_t ranks, bool
     return pruning_engine(model, &(struct engine_options){.kv_format = KV_F32,
                                      .exact = exact,
                                      .prefix_sharing = true,
-                                     .backend = {.cpu_features = "auto", .threads = 1, .ranks = ranks}});
+                                     .backend = {.cpu_features = "auto",
+                                         .threads = 1,
+                                         .name = chosen_backend(),
+                                         .ranks = ranks,
+                                         .all_reduce = chosen_backend_all_reduce()}});
 }
 
 /* Rounded activations may fall to the other side where sums differ in their last bits: that moves a logit by a part of
@@ -256,7 +263,7 @@ static void what_does_not_divide_is_refused(void **state) {
     require_refusal(&shape, 3, "cpu", "2 KV heads cannot be shared out evenly over 3");
     require_refusal(&shape, 4, "cpu", "KV heads");
     require_refusal(&shape, BACKEND_RANKS_MAX + 1, "cpu", "1 to 8");
-    require_refusal(&shape, 2, "cuda", "cuda");
+    require_refusal(&shape, 2, "gpu", "'gpu' is unknown");
     shape.ff_width = 96; /* 48 columns are one block and a half */
     require_refusal(&shape, 2, "cpu", "ffn_down");
     shape.ff_width = 64;
@@ -301,13 +308,13 @@ static int fault(struct communicator *communicator, uint32_t rank) {
     if (atomic_fetch_sub(&operations_left, 1) != 1)
         return 0;
     const struct error error = {.code = ERROR_DEVICE, .message = "device 1 fell off the bus"};
-    plain->give_up(communicator, &error);
+    communicator_give_up(communicator, &error);
     return ERROR_DEVICE;
 }
 
-static int faulty_all_reduce(struct communicator *communicator, uint32_t rank, float *buffer, size_t count) {
+static int faulty_all_reduce(struct communicator *communicator, uint32_t rank, const struct communicator_sum *sum) {
     int code = fault(communicator, rank);
-    return code != 0 ? code : plain->all_reduce(communicator, rank, buffer, count);
+    return code != 0 ? code : plain->all_reduce(communicator, rank, sum);
 }
 
 static int faulty_gather(struct communicator *communicator, uint32_t rank, const struct communicator_part *part) {
