@@ -79,15 +79,22 @@ static __global__ void __launch_bounds__(32) exchange_meet(const struct exchange
 
 /* ---- sums ---- */
 
+/* What a rank brings to place i of a row: the own part does not come through the host. */
+template <typename number>
+static __device__ __forceinline__ number load_part(
+    const struct exchange &exchange, uint32_t rank, size_t offset, const number *own, uint32_t i) {
+    return rank == exchange.rank ? own[i] : load_fresh((const number *)(slot_of(exchange, rank) + offset) + i);
+}
+
 /* The row at `offset` of the slots, by one block. */
 static __device__ void add_row(const struct exchange &exchange, size_t offset, uint32_t width, float *x,
     const float *weight, float epsilon, float *normed, float *sums) {
     float squares = 0;
     if (!vector_by_fours(width)) {
         for (uint32_t i = threadIdx.x; i < width; i += THREADS) {
-            float sum = load_fresh(slot_of(exchange, 0) + offset + i);
+            float sum = load_part(exchange, 0, offset, x, i);
             for (uint32_t rank = 1; rank < exchange.ranks; rank++)
-                sum += load_fresh(slot_of(exchange, rank) + offset + i);
+                sum += load_part(exchange, rank, offset, x, i);
             x[i] = sum;
             squares = fmaf(sum, sum, squares);
         }
@@ -99,9 +106,9 @@ static __device__ void add_row(const struct exchange &exchange, size_t offset, u
         return;
     }
     for (uint32_t i = threadIdx.x; i < width / 4; i += THREADS) {
-        float4 sum = load_fresh((const float4 *)(slot_of(exchange, 0) + offset) + i);
+        float4 sum = load_part(exchange, 0, offset, (const float4 *)x, i);
         for (uint32_t rank = 1; rank < exchange.ranks; rank++) {
-            float4 more = load_fresh((const float4 *)(slot_of(exchange, rank) + offset) + i);
+            float4 more = load_part(exchange, rank, offset, (const float4 *)x, i);
             sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
         }
         ((float4 *)x)[i] = sum;
