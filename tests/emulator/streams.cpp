@@ -190,6 +190,11 @@ static bool try_reach(struct stream_point point) {
     return true;
 }
 
+/* The same, but not the work of another device. */
+static bool try_point(struct stream_point point, unsigned device) {
+    return point.stream->device == device ? try_reach(point) : point.stream->done >= point.count;
+}
+
 /* Runs a stream's first operation. False: it has to wait for others, or somebody is running it. */
 static bool try_first(struct CUstream_st *stream) {
     if (stream->running)
@@ -197,7 +202,7 @@ static bool try_first(struct CUstream_st *stream) {
     stream->running = true;
     bool can = true;
     for (size_t i = 0; i < stream->queue.front().after.size() && can; i++)
-        can = try_reach(stream->queue.front().after[i]);
+        can = try_point(stream->queue.front().after[i], stream->device);
     const std::function<bool()> &ready = stream->queue.front().work.ready;
     can = can && (!ready || sticky[stream->device] != cudaSuccess || ready());
     if (can) {
@@ -214,18 +219,44 @@ static bool try_first(struct CUstream_st *stream) {
     return can;
 }
 
-/* One step of any stream that can make one. */
-static bool try_any(void) {
-    std::vector<struct CUstream_st *> all(streams.begin(), streams.end()); /* others may create streams meanwhile */
-    for (struct CUstream_st *stream : all)
-        if (stream->queued > stream->done && try_first(stream))
-            return true;
-    return false;
+/* A thread of each device goes on with its work when somebody waits for it. Whoever waits does not do that itself: what
+ * it ran might have to wait, for what it is to queue next. */
+static pthread_cond_t device_wanted = PTHREAD_COND_INITIALIZER;
+static bool wanted[DEVICES_MAX];
+
+static void *device_main(void *device_) {
+    unsigned device = (unsigned)(uintptr_t)device_;
+    fault_signal_stack();
+    pthread_mutex_lock(&runtime_lock);
+    current_device = device;
+    for (;;) {
+        while (!wanted[device])
+            pthread_cond_wait(&device_wanted, &runtime_lock);
+        wanted[device] = false;
+        std::vector<struct CUstream_st *> all(streams.begin(), streams.end()); /* others may create streams meanwhile */
+        memory_open();
+        for (struct CUstream_st *stream : all)
+            if (stream->device == device && stream->queued > stream->done)
+                try_first(stream);
+        memory_close();
+    }
+    return NULL;
+}
+
+static void want_devices(void) {
+    static bool started;
+    for (unsigned device = 0; device < settings.devices; device++) {
+        pthread_t thread;
+        if (!started && pthread_create(&thread, NULL, device_main, (void *)(uintptr_t)device) == 0)
+            pthread_detach(thread);
+        wanted[device] = true;
+    }
+    started = true;
+    pthread_cond_broadcast(&device_wanted);
 }
 
 void streams_let_others(void) {
-    if (try_any())
-        return;
+    want_devices();
     pthread_mutex_unlock(&runtime_lock);
     usleep(REST_MICROSECONDS);
     pthread_mutex_lock(&runtime_lock);
@@ -254,13 +285,13 @@ void streams_drain(unsigned device) {
     memory_close();
 }
 
-/* Devices may be ahead of or behind the host: in one of eight calls some stream goes on, if it can. */
+/* The device may be ahead of or behind the host: in one of eight calls some stream of it goes on, if it can. */
 static void go_on_by_chance(void) {
     if (settings.fast || random_next() % 8 != 0)
         return;
     std::vector<struct CUstream_st *> with_work;
     for (struct CUstream_st *stream : streams)
-        if (stream->queued > stream->done)
+        if (stream->device == current_device && stream->queued > stream->done)
             with_work.push_back(stream);
     if (with_work.empty())
         return;
@@ -344,11 +375,11 @@ extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return runtime_return(cudaSuccess);
 }
 
-/* A step of the stream, or where it has to wait, of another. */
+/* A step of the stream, or where it has to wait, of others. */
 static void go_on(struct CUstream_st *stream) {
     memory_open();
     if (!try_first(stream))
-        try_any();
+        want_devices();
     memory_close();
 }
 

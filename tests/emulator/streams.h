@@ -87,8 +87,7 @@ void stream_reach(struct stream_point point);
 void stream_reach_end(struct CUstream_st *stream);
 /* Everything of a device. */
 void streams_drain(unsigned device);
-/* Called by work that waits for others: some of it runs, or, when there is none that can, the lock is free for a
- * while. */
+/* Called by work that waits for others: all devices go on, and the lock is free for a while. */
 void streams_let_others(void);
 
 /* The device that cudaSetDevice chose for this thread; that whose work runs, or the same while none does. */
