@@ -158,7 +158,7 @@ struct backend *backend_cuda_open(const struct backend_options *options, struct 
         result = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     cuda_memory_prepare(cuda);
     if (result == cudaSuccess)
-        result = cuda_ring_create(&cuda->ring, CUDA_SEGMENT_BYTES);
+        result = cuda_ring_create(&cuda->ring, options->ranks > 1 ? CUDA_RANK_SEGMENT_BYTES : CUDA_SEGMENT_BYTES);
     if (result != cudaSuccess) {
         error_set(error, result == cudaErrorMemoryAllocation ? ERROR_MEMORY : ERROR_UNSUPPORTED,
             "the CUDA device %s cannot be used: %s", properties.name, cudaGetErrorString(result));

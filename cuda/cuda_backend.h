@@ -25,6 +25,8 @@ enum {
     CUDA_STAGE_ALIGNMENT = 16,
     CUDA_RING_SEGMENTS = 4,
     CUDA_SEGMENT_BYTES = 1 << 20, /* at first; a larger call makes all segments larger */
+    /* Of a rank: pinned memory may be allocated when all devices are idle only, and another may wait for this one. */
+    CUDA_RANK_SEGMENT_BYTES = 8 << 20,
 };
 
 /* Pinned host memory and device memory of the same size, both cut into the same segments. Arguments are written to the

@@ -5,6 +5,8 @@
  */
 #include "cuda/cuda_backend.h"
 
+#include <string.h>
+
 void cuda_memory_prepare(struct cuda_backend *cuda) {
     cudaMemPool_t pool;
     uint64_t keep = UINT64_MAX;
@@ -50,6 +52,8 @@ void cuda_download(struct backend *backend, void *to, const void *from, size_t b
     if (bytes > 0)
         cuda_check(cuda, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, cuda->stream), "download");
     cuda_wait(cuda);
+    if (cuda->failed != cudaSuccess) /* a rank, whose caller has yet to hear of it */
+        memset(to, 0, bytes);
 }
 
 /* Costs nothing when nothing was called since the last wait. */

@@ -134,7 +134,7 @@ MUTATIONS = [
     Mutation("unguarded tail of a block's moves", "pages.cu",
              "    else if (mine < some)\n        move_numbers<uint16_t>", "    else\n        move_numbers<uint16_t>", "move_slots"),
     # Vectors.
-    Mutation("missing barrier in a sum over the block", "vector.cu",
+    Mutation("missing barrier in a sum over the block", "vector.cuh",
              "        sums[threadIdx.x / 32] = sum;\n    __syncthreads();", "        sums[threadIdx.x / 32] = sum;", "rms_norm"),
     Mutation("rows beyond the last are written", "vector.cu",
              "            if (first + r < rows)\n                ((float4 *)", "            ((float4 *)", "rms_norm"),
