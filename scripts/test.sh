@@ -233,7 +233,8 @@ stage_cuda() {
     return 0
   fi
   need_test_build
-  DISTILLCACHE_TEST_FULL=${full:+1} run_meson build-test --timeout-multiplier 3 --suite emulator --suite cuda
+  DISTILLCACHE_TEST_FULL=${full:+1} run_meson build-test --timeout-multiplier 3 --suite emulator --suite cuda \
+    ${full:+--suite cuda_full}
   DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/cuda
 }
 
