@@ -116,6 +116,7 @@ static int serve_load(
         .chat_template = serve->chat_template,
         .chat_refusal = serve->chat_error.message,
         .vocabulary = serve->model->shape.vocabulary,
+        .width = serve->model->shape.width,
         .context = engine_context(serve->engine),
         .tokens_max = engine_tokens_max(serve->engine),
         .kv_policy = serve->policies[0],

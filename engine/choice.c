@@ -118,6 +118,7 @@ void task_free(struct task *task) {
         free(choice->pending);
         free(choice->results);
         free(choice->mask);
+        pooled_free(&choice->pooled);
         output_node_free(choice->reserve);
     }
     for (uint32_t p = 0; task->prompts != NULL && p < task->request->prompts_count; p++) {
@@ -197,6 +198,8 @@ void choice_copy_tokens(const struct choice *choice, uint32_t first, uint32_t co
 
 bool choice_wants_prompt_rows(const struct choice *choice) {
     const struct prompt_text *prompt = prompt_text(choice);
+    if (choice->task->request->pooling == POOLING_MEAN)
+        return choice->pooled.count < choice_prompt(choice)->count;
     return choice_is_leader(choice) && prompt->results != NULL &&
            prompt->results_done + 1 < choice_prompt(choice)->count;
 }
@@ -217,6 +220,13 @@ void choice_accept_prompt_result(struct choice *choice, uint32_t position, const
     prompt->results[position + 1] = *result;
     if (prompt->results_done < position + 1)
         prompt->results_done = position + 1;
+}
+
+int choice_accept_states(struct choice *choice, uint32_t first, const float *states, uint32_t count, uint32_t width) {
+    uint32_t known = 0;
+    if (choice->task->request->pooling == POOLING_MEAN)
+        known = choice->pooled.count - first < count ? choice->pooled.count - first : count;
+    return pooled_add(&choice->pooled, states + (size_t)known * width, count - known, width);
 }
 
 /* Leads the choice's place through its text, when it has none or there was no memory to keep it. */
@@ -530,6 +540,11 @@ struct output_node *choice_make_last_output(
         code = text_stream_finish(choice->text) != 0 || take_text(choice) != 0 ? ERROR_MEMORY : 0;
     if (code == 0)
         code = fill_output(choice, &node->output, finish);
+    if (code == 0 && finish == FINISH_STOP) {
+        node->output.vector = choice->pooled.sum;
+        node->output.vector_width = choice->pooled.width;
+        choice->pooled = (struct pooled){0};
+    }
     struct error memory = {.code = ERROR_MEMORY, .message = "no memory for the answer"};
     add_finish(choice, &node->output, code == 0 ? finish : FINISH_ERROR, code == 0 ? error : &memory, now);
     return node;
@@ -540,6 +555,7 @@ void output_node_free(struct output_node *node) {
         return;
     free(node->output.text);
     free(node->output.tokens);
+    free(node->output.vector);
     free(node);
 }
 

@@ -37,6 +37,7 @@ struct choice {
     bool looked_up; /* its prompt was counted in the prefix statistics */
     double started_s;
     double first_token_s;
+    struct pooled pooled; /* of its prompt's states so far, with pooling */
     /* Text and log-probabilities. */
     struct text_stream *text;
     char *pending; /* text taken from the stream and not published yet */
@@ -107,11 +108,15 @@ uint32_t choice_tokens_max(const struct choice *choice);
 /* Copies tokens [first, first + count) of the choice to out. */
 void choice_copy_tokens(const struct choice *choice, uint32_t first, uint32_t count, int32_t *out);
 
-/* True while the rows of the prompt must be asked for one by one (echo with log-probabilities). */
+/* True while the rows of the prompt must be asked for one by one (echo with log-probabilities, a mean of states). */
 bool choice_wants_prompt_rows(const struct choice *choice);
 /* Fills in params for the token after position `position` of the prompt: its log-probability is asked for. */
 void choice_prompt_params(const struct choice *choice, uint32_t position, struct sample_params *params);
 void choice_accept_prompt_result(struct choice *choice, uint32_t position, const struct sample_result *result);
+
+/* Adds the states [count, width] of the prompt's tokens from `first` on; those that were added before it was preempted
+ * are passed over. ERROR_MEMORY. */
+int choice_accept_states(struct choice *choice, uint32_t first, const float *states, uint32_t count, uint32_t width);
 
 /* How to sample the choice's next token. banned: end tokens, used under ignore_eos. params points into the choice. When
  * its grammar cannot be followed, grammar_error says so, and what is sampled is not to be used. */

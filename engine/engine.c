@@ -321,6 +321,8 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
     }
     engine_score_ahead(engine);
     for (uint32_t i = 0; i < items_count; i++) {
+        if (items[i].sequence->unshared)
+            continue;
         kv_sequence_publish(items[i].sequence->kv, items[i].sequence->tokens);
         sequence_leave_snapshot(items[i].sequence);
     }
@@ -367,6 +369,16 @@ int engine_logits(struct engine *engine, uint32_t row, float *out, struct error 
     engine->backend->operations->download(
         engine->backend, out, logits, engine->model->shape.vocabulary * sizeof(float));
     return 0;
+}
+
+int engine_hidden(struct engine *engine, uint32_t row, uint32_t count, float *out, struct error *error) {
+    if (count > engine->wanted_count || row > engine->wanted_count - count)
+        return error_set(error, ERROR_INVALID, "rows %u to %llu were not asked for: the batch has %u", row,
+            (unsigned long long)row + count, engine->wanted_count);
+    const float *rows = transformer_hidden(engine->transformer, row);
+    engine->backend->operations->download(
+        engine->backend, out, rows, (size_t)count * engine->model->shape.width * sizeof *out);
+    return backend_check(engine->backend, error);
 }
 
 /* Each different row of `rows` once, in `distinct`; where[i]: of row i there. Returns their number. */

@@ -57,6 +57,10 @@ const int32_t *sequence_tokens(const struct sequence *sequence); /* [length] */
 uint32_t sequence_pages_needed(const struct sequence *sequence, uint32_t count); /* to append count tokens */
 struct kv_sequence *sequence_kv(struct sequence *sequence);
 
+/* What the sequence computes from now on is not left for others to reuse: when it is freed its pages are free, and hold
+ * nothing. */
+void sequence_keep_private(struct sequence *sequence);
+
 /* Gives an empty sequence the published prefix of tokens [count], never all of it: at least one token is left to
  * compute, and as many as its policy's statistics need to be what they would be without (policy_fresh_tokens; call
  * sequence_set_policy before). Where statistics are sums over all queries, only a prefix that a snapshot of them was
@@ -206,6 +210,9 @@ int engine_sample(struct engine *engine, const uint32_t *rows, const struct samp
 
 /* Logits of one wanted row: out [vocabulary], host. */
 int engine_logits(struct engine *engine, uint32_t row, float *out, struct error *error);
+
+/* Hidden states of `count` wanted rows from `row` on, after the final norm: out [count, width], host. */
+int engine_hidden(struct engine *engine, uint32_t row, uint32_t count, float *out, struct error *error);
 
 /* out[i] = KL(row p_rows[i] || row q_rows[i]) in nats. */
 int engine_kl(struct engine *engine, const uint32_t *p_rows, const uint32_t *q_rows, uint32_t count, float *out,

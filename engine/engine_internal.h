@@ -65,7 +65,8 @@ struct sequence {
     int32_t *tokens; /* [length], capacity below */
     uint32_t capacity;
     struct eviction eviction;
-    void *swap; /* host memory; NULL: it is not swapped out */
+    void *swap;    /* host memory; NULL: it is not swapped out */
+    bool unshared; /* nothing of it is published */
 };
 
 static inline const struct backend_operations *engine_operations(const struct engine *engine) {

@@ -111,6 +111,7 @@ static void free_memory(struct scheduler *s) {
     free(s->pruned);
     free(s->tokens);
     free(s->scratch);
+    free(s->states);
     free(s->wanted);
     free(s->wanted_rows);
     free(s->params);
@@ -223,6 +224,8 @@ static int check_request(const struct scheduler *s, const struct request *reques
     if (request->n > UINT32_MAX / request->prompts_count)
         return error_set(
             error, ERROR_INVALID, "%u choices of %u prompts are too many", request->n, request->prompts_count);
+    if (request->pooling != POOLING_NONE && (request->n != 1 || request->max_tokens != 0))
+        return error_set(error, ERROR_INVALID, "a request for vectors has one choice a prompt, and no tokens");
     int code = 0;
     for (uint32_t p = 0; code == 0 && p < request->prompts_count; p++)
         code = check_prompt(s, request, p, settings, error);

@@ -14,6 +14,10 @@
  * is full, replayed: prompt, prunes and decode steps as they were.
  *
  * One request: prompts [P] with n choices each. Choice number = prompt * n + i. The prompt is computed once and forked.
+ *
+ * Or, with pooling, a vector for each prompt in place of an answer: n is 1 and max_tokens 0. Their prompts are computed
+ * in the same batches as everything else, without an eviction policy, whatever the default is, and leave nothing in the
+ * cache.
  */
 #ifndef ENGINE_SCHEDULER_H
 #define ENGINE_SCHEDULER_H
@@ -21,6 +25,7 @@
 #include "engine/background.h"
 #include "engine/engine.h"
 #include "engine/penalties.h"
+#include "engine/pooling.h"
 #include "engine/tokenizer.h"
 
 struct scheduler; /* opaque */
@@ -29,7 +34,7 @@ struct grammar_vocabulary;
 
 enum finish_reason {
     FINISH_NONE,      /* not finished */
-    FINISH_STOP,      /* a stop string, an end token, or the end of what its grammar allows */
+    FINISH_STOP,      /* a stop string, an end token, the end of what its grammar allows; or its vector is there */
     FINISH_LENGTH,    /* max_tokens or the context is reached */
     FINISH_CANCELLED, /* scheduler_cancel, or the scheduler is being closed */
     FINISH_ERROR,     /* output.error says why */
@@ -67,6 +72,8 @@ struct request {
     struct policy_settings kv_policy; /* policy NULL: the scheduler's default; request_free releases it */
     struct grammar *grammar;          /* owned; what the text must be; NULL: anything */
     const struct grammar_vocabulary *grammar_vocabulary; /* the tokenizer's; with a grammar */
+    enum pooling pooling;                                /* not NONE: vectors are asked for */
+    bool normalise;                                      /* vectors: of length 1 */
     void *user;                                          /* the submitter's */
     struct task *task;                                   /* request_prepare's */
 };
@@ -105,7 +112,9 @@ struct output {
     uint32_t generated; /* tokens generated in this output's steps (also without logprobs) */
     enum finish_reason finish;
     struct error error; /* of FINISH_ERROR */
-    bool last;          /* nothing follows for this request: the request is the submitter's again */
+    double *vector;     /* [vector_width] with pooling, of FINISH_STOP; else NULL */
+    uint32_t vector_width;
+    bool last; /* nothing follows for this request: the request is the submitter's again */
     /* Filled when finish is not FINISH_NONE: */
     uint32_t prompt_tokens;
     uint32_t completion_tokens;

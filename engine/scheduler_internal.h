@@ -67,6 +67,7 @@ struct scheduler {
     int32_t *tokens; /* [batch_rows] of the batch */
     uint32_t rows;
     int32_t *scratch;          /* [context] a waiting choice's tokens */
+    float *states;             /* [batch_rows, width] hidden states of a prompt; NULL before the first */
     struct wanted_row *wanted; /* grown as needed, as the next two */
     uint32_t *wanted_rows;
     struct sample_params *params;

@@ -77,6 +77,8 @@ static int64_t pages_held(const struct scheduler *s, struct sequence *sequence) 
 /* ---- what a policy makes of it ---- */
 
 struct policy_settings scheduler_policy(const struct scheduler *s, const struct request *request) {
+    if (request->pooling != POOLING_NONE)
+        return (struct policy_settings){.policy = NULL};
     struct policy_settings settings = request->kv_policy.policy != NULL ? request->kv_policy : s->options.kv_policy;
     if (settings.policy == NULL || policy_settings_keep_all(&settings))
         return (struct policy_settings){.policy = NULL};
@@ -254,6 +256,8 @@ static int start_choice(struct scheduler *s, struct choice *choice, struct error
     int code = settings == NULL ? 0 : sequence_set_policy(choice->sequence, settings, prompt, error);
     if (code != 0)
         return code;
+    if (choice->task->request->pooling != POOLING_NONE)
+        sequence_keep_private(choice->sequence);
     if (reusable_tokens(choice) > 0) {
         uint32_t count = settings == NULL ? total : prompt;
         choice_copy_tokens(choice, 0, count, s->scratch);
@@ -288,10 +292,10 @@ void scheduler_set_running(struct scheduler *s, struct choice *choice) {
     s->running[s->running_count++] = choice;
 }
 
-/* Nothing is to be generated, and no log-probability of the prompt is asked for. */
+/* Nothing is to be generated, and neither log-probabilities of the prompt nor a vector are asked for. */
 static bool needs_no_computing(const struct choice *choice) {
     const struct request *request = choice->task->request;
-    return request->max_tokens == 0 && !(request->echo && request->logprobs >= 0);
+    return request->max_tokens == 0 && !(request->echo && request->logprobs >= 0) && request->pooling == POOLING_NONE;
 }
 
 /* The running list is in order of admission without sorting: only the last of it are preempted, and those come back

@@ -194,7 +194,7 @@ static int collect_wanted(struct scheduler *s) {
     for (uint32_t i = 0; i < s->items_count; i++) {
         const struct batch_item *item = &s->items[i];
         struct choice *choice = s->batched[i].choice;
-        if (choice->state == CHOICE_FINISHED)
+        if (choice->state == CHOICE_FINISHED || choice->task->request->pooling != POOLING_NONE)
             continue;
         if (item->want == WANT_ALL)
             want_prompt_rows(s, choice, s->batched[i].first, item);
@@ -209,6 +209,51 @@ static int collect_wanted(struct scheduler *s) {
     }
     return 0;
 }
+
+/* ---- vectors ---- */
+
+static int reserve_states(struct scheduler *s) {
+    size_t width = engine_model(s->engine)->shape.width;
+    if (s->states == NULL)
+        s->states = malloc(engine_batch_rows(s->engine) * width * sizeof *s->states);
+    return s->states != NULL ? 0 : ERROR_MEMORY;
+}
+
+static int add_states(struct scheduler *s, uint32_t i, struct error *error) {
+    const struct batch_item *item = &s->items[i];
+    struct choice *choice = s->batched[i].choice;
+    uint32_t count = item->want == WANT_ALL ? item->count : 1;
+    uint32_t first = s->batched[i].first + item->count - count;
+    int code = engine_hidden(s->engine, item->first_row, count, s->states, error);
+    if (code == 0 && choice_accept_states(choice, first, s->states, count, engine_model(s->engine)->shape.width) != 0)
+        code = error_set(error, ERROR_MEMORY, "no memory for a vector");
+    return code;
+}
+
+/* The batch's states of prompts of which vectors are asked for. */
+static int collect_states(struct scheduler *s, struct error *error) {
+    int code = 0;
+    for (uint32_t i = 0; code == 0 && i < s->items_count; i++) {
+        if (s->batched[i].choice->task->request->pooling == POOLING_NONE || s->items[i].want == WANT_NONE)
+            continue;
+        if (reserve_states(s) != 0)
+            return error_set(error, ERROR_MEMORY, "no memory for hidden states");
+        code = add_states(s, i, error);
+    }
+    return code;
+}
+
+static void deliver_vector(struct scheduler *s, struct choice *choice, double now) {
+    struct error error;
+    if (pooled_finish(&choice->pooled, choice->task->request->normalise)) {
+        scheduler_finish_choice(s, choice, FINISH_STOP, NULL, now);
+        return;
+    }
+    error_set(&error, ERROR_FORMAT, "the model's states are not numbers: its file may be damaged");
+    scheduler_finish_choice(s, choice, FINISH_ERROR, &error, now);
+}
+
+/* ---- what comes out ---- */
 
 static void deliver_token(struct scheduler *s, struct choice *choice, const struct sample_result *result, double now) {
     struct error error;
@@ -247,7 +292,11 @@ static void deliver_results(struct scheduler *s) {
     /* Prompts of which nothing is to be generated are done once their rows are. */
     for (uint32_t i = 0; i < s->items_count; i++) {
         struct choice *choice = s->batched[i].choice;
-        if (choice->state != CHOICE_FINISHED && choice->task->request->max_tokens == 0 && s->batched[i].completes)
+        if (choice->state == CHOICE_FINISHED || choice->task->request->max_tokens > 0 || !s->batched[i].completes)
+            continue;
+        if (choice->task->request->pooling != POOLING_NONE)
+            deliver_vector(s, choice, now);
+        else
             scheduler_finish_prompt(s, choice, now);
     }
 }
@@ -282,6 +331,10 @@ static void run_batch(struct scheduler *s) {
         return;
     }
     if (engine_sample(s->engine, s->wanted_rows, s->params, (uint32_t)s->wanted_count, s->results, &error) != 0) {
+        fail_batch(s, &error);
+        return;
+    }
+    if (collect_states(s, &error) != 0) {
         fail_batch(s, &error);
         return;
     }

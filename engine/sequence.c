@@ -86,6 +86,7 @@ struct sequence *sequence_fork(const struct sequence *sequence) {
         return NULL;
     uint32_t length = sequence_length(sequence);
     fork->engine = sequence->engine;
+    fork->unshared = sequence->unshared;
     fork->capacity = length + 1;
     fork->tokens = malloc(fork->capacity * sizeof *fork->tokens);
     fork->kv = kv_sequence_fork(sequence->kv);
@@ -96,6 +97,10 @@ struct sequence *sequence_fork(const struct sequence *sequence) {
     if (length > 0)
         memcpy(fork->tokens, sequence->tokens, length * sizeof *fork->tokens);
     return fork;
+}
+
+void sequence_keep_private(struct sequence *sequence) {
+    sequence->unshared = true;
 }
 
 uint32_t sequence_fork_pages(const struct sequence *sequence) {

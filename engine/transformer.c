@@ -375,6 +375,10 @@ void transformer_forward(struct transformer *t, const struct transformer_batch *
     t->profile.steps++;
 }
 
+const float *transformer_hidden(const struct transformer *t, uint32_t row) {
+    return t->hidden + (size_t)row * t->shape.width;
+}
+
 /* Device rows [count, width] of hidden rows: where they are, if they lie in order. */
 static const float *collect_hidden(struct transformer *t, const uint32_t *hidden_rows, uint32_t count) {
     enum { ALIGNMENT = 4 }; /* floats */

@@ -41,6 +41,9 @@ void transformer_free(struct transformer *transformer); /* NULL allowed */
  * [wanted_count, width]. */
 void transformer_forward(struct transformer *transformer, const struct transformer_batch *batch);
 
+/* Hidden states [wanted_count - row, width] on the device: of the last batch's wanted rows from `row` on. */
+const float *transformer_hidden(const struct transformer *transformer, uint32_t row);
+
 /* Logits [count, vocabulary] on the device, or on rank 0 of several of hidden rows (indices into the last batch's
  * wanted rows); count <= TRANSFORMER_TILE. Two buffers, so that two sets can be compared; which is 0 or 1. */
 enum { TRANSFORMER_TILE = 32 };

@@ -4,8 +4,8 @@
  *
  * | field      | values                                                                      | default |
  * |------------|-----------------------------------------------------------------------------|---------|
- * | prompt     | string, array of strings, array of token ids, array of arrays of token ids (not mixed, none empty);
- * required | | | max_tokens | 0 (only with echo) or more                                                  | 16      |
+ * | prompt     | as prompts.h has it                                                         | required |
+ * | max_tokens | 0 (only with echo) or more                                                  | 16      |
  * | logprobs   | 0 to 5: the chosen token's, and that many most likely ones                  | none    |
  * | echo       | boolean: the prompt comes back before the completion                        | false   |
  * | add_special_tokens | boolean: put the model's BOS token before text, if it wants one     | true    |

@@ -2,6 +2,7 @@
 #include "server/format.h"
 
 #include <math.h>
+#include <nettle/base64.h>
 #include <string.h>
 
 /* --- Log-probabilities --- */
@@ -107,6 +108,36 @@ static void format_chat_token(struct choice_part *part, const struct reply *repl
     buffer_string(out, "]}");
 }
 
+/* --- Vectors --- */
+
+/* The bytes of floats as this machine has them: little-endian, as x86 is. */
+static void format_base64(struct buffer *out, const double *vector, uint32_t width) {
+    enum { FLOATS = 48, BYTES = FLOATS * sizeof(float) }; /* whole groups of three bytes */
+    char text[BASE64_ENCODE_RAW_LENGTH(BYTES)];
+    buffer_string(out, "\"");
+    for (uint32_t done = 0, count; done < width; done += count) {
+        float floats[FLOATS];
+        count = width - done < FLOATS ? width - done : FLOATS;
+        for (uint32_t i = 0; i < count; i++)
+            floats[i] = (float)vector[done + i];
+        size_t bytes = count * sizeof *floats;
+        base64_encode_raw(text, bytes, (const uint8_t *)floats);
+        buffer_append(out, text, BASE64_ENCODE_RAW_LENGTH(bytes));
+    }
+    buffer_string(out, "\"");
+}
+
+static void format_vector(struct buffer *out, const struct reply *reply, const double *vector, uint32_t width) {
+    if (reply->base64) {
+        format_base64(out, vector, width);
+        return;
+    }
+    buffer_string(out, "[");
+    for (uint32_t i = 0; i < width; i++)
+        buffer_format(out, i == 0 ? "%.9g" : ",%.9g", (double)(float)vector[i]);
+    buffer_string(out, "]");
+}
+
 /* --- Parts --- */
 
 /* The output's text into content and calls. */
@@ -122,6 +153,8 @@ static void choice_part_parse(struct choice_part *part, const struct reply *repl
 }
 
 void choice_part_add(struct choice_part *part, const struct reply *reply, const struct output *output) {
+    if (output->vector != NULL)
+        format_vector(&part->text, reply, output->vector, output->vector_width);
     if (reply->tools == NULL)
         buffer_append(&part->text, output->text, output->text_bytes);
     else
@@ -206,6 +239,10 @@ static void format_head(struct buffer *out, const struct reply *reply, const cha
 }
 
 void format_begin(struct buffer *out, const struct reply *reply) {
+    if (reply->vectors) {
+        buffer_string(out, "{\"object\":\"list\",\"data\":[");
+        return;
+    }
     format_head(out, reply, reply->chat ? "chat.completion" : "text_completion");
 }
 
@@ -238,6 +275,12 @@ static void format_message(struct buffer *out, const struct choice_part *part) {
 void format_choice(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
     enum finish_reason finish) {
     buffer_format(out, index == 0 ? "{\"index\":%u," : ",{\"index\":%u,", index);
+    if (reply->vectors) {
+        buffer_string(out, "\"object\":\"embedding\",\"embedding\":");
+        buffer_append(out, part->text.data, part->text.length);
+        buffer_string(out, "}");
+        return;
+    }
     if (reply->chat) {
         format_message(out, part);
     } else {
@@ -259,7 +302,14 @@ static void format_usage(struct buffer *out, const struct usage *usage) {
         (unsigned long long)usage->kv_bytes_full);
 }
 
-void format_end(struct buffer *out, const struct usage *usage) {
+void format_end(struct buffer *out, const struct reply *reply, const struct usage *usage) {
+    if (reply->vectors) {
+        buffer_string(out, "],\"model\":");
+        buffer_json_cstring(out, reply->model);
+        buffer_format(out, ",\"usage\":{\"prompt_tokens\":%llu,\"total_tokens\":%llu}}",
+            (unsigned long long)usage->prompt_tokens, (unsigned long long)usage->prompt_tokens);
+        return;
+    }
     buffer_string(out, "],\"usage\":");
     format_usage(out, usage);
     buffer_string(out, "}");

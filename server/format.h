@@ -16,6 +16,9 @@
  * token is always among the top ones. Those of chats: content [{token, logprob, bytes, top_logprobs}]. A token that is
  * not whole characters reads `bytes:\xf0\x9f` in completions, `\xf0\x9f` in chats. With echo the first token's is null.
  *
+ * list               data: [{object: "embedding", index, embedding}], model, usage: {prompt_tokens, total_tokens}; an
+ *                     embedding is an array of numbers with the digits of a float, or its bytes in base64
+ *
  * usage has, beside OpenAI's fields, what was kept of the tokens: kv_tokens_seen, kv_tokens_kept, kv_bytes,
  * kv_bytes_full.
  */
@@ -29,7 +32,9 @@
 /* What all parts of one reply have in common. */
 struct reply {
     bool chat;
-    char id[64]; /* cmpl-..., chatcmpl-... */
+    bool vectors; /* embeddings */
+    bool base64;  /* of vectors */
+    char id[64];  /* cmpl-..., chatcmpl-... */
     int64_t created;
     const char *model;
     const char *fingerprint;
@@ -41,7 +46,7 @@ struct reply {
 
 /* One choice's text and log-probabilities, gathered from outputs: of all outputs, or of one for a chunk. */
 struct choice_part {
-    struct buffer text;
+    struct buffer text;   /* or the vector, as it is written */
     struct buffer tokens; /* entries of the arrays, separated by commas; chats use only this one */
     struct buffer token_logprobs;
     struct buffer top_logprobs;
@@ -68,7 +73,7 @@ struct usage {
 void format_begin(struct buffer *out, const struct reply *reply);
 void format_choice(struct buffer *out, const struct reply *reply, uint32_t index, const struct choice_part *part,
     enum finish_reason finish);
-void format_end(struct buffer *out, const struct usage *usage);
+void format_end(struct buffer *out, const struct reply *reply, const struct usage *usage);
 
 /* Chunks, each with its `data: ` and blank line. A chat's choice begins with a chunk that has the role and ends with
  * one that has the finish reason and an empty delta. */

@@ -118,6 +118,8 @@ static struct generation *generation_create(struct exchange *exchange, struct pl
     generation->tools = plan->tools;
     plan->tools = (struct tool_set){0};
     generation->reply = (struct reply){.chat = plan->chat,
+        .vectors = generation->request->pooling != POOLING_NONE,
+        .base64 = plan->base64,
         .created = time(NULL),
         .model = server->model_id,
         .fingerprint = server->fingerprint,
@@ -134,17 +136,19 @@ static struct generation *generation_create(struct exchange *exchange, struct pl
 static void generation_name(struct generation *generation) {
     struct exchange *exchange = generation->exchange;
     struct reply *reply = &generation->reply;
-    http_make_id(reply->id, sizeof reply->id, reply->chat ? "chatcmpl-" : "cmpl-");
+    const char *prefix = reply->vectors ? "embd-" : reply->chat ? "chatcmpl-" : "cmpl-";
+    http_make_id(reply->id, sizeof reply->id, prefix);
     if (exchange->id_is_ours)
         snprintf(exchange->id, sizeof exchange->id, "%s", reply->id);
     snprintf(exchange->completion_id, sizeof exchange->completion_id, "%s", reply->id);
     snprintf(generation->request->id, sizeof generation->request->id, "%s", exchange->id);
 }
 
-static void generation_fault_of(const struct error *error, bool chat, struct fault *fault) {
+static void generation_fault_of(const struct error *error, const struct reply *reply, struct fault *fault) {
+    const char *prompts = reply->vectors ? "input" : reply->chat ? "messages" : "prompt";
     switch (error->code) {
     case ERROR_CONTEXT:
-        fault_set(fault, 400, "context_length_exceeded", chat ? "messages" : "prompt", "%s", error->message);
+        fault_set(fault, 400, "context_length_exceeded", prompts, "%s", error->message);
         break;
     case ERROR_PAGES:
         fault_unavailable(fault, "queue_full", 1, error->message);
@@ -181,7 +185,7 @@ static void generation_start(struct exchange *exchange, struct plan *plan) {
     generation->request->user = generation;
     generation->submitted_s = clock_seconds();
     if (scheduler_submit(server->model.scheduler, generation->request, &error) != 0) {
-        generation_fault_of(&error, generation->reply.chat, &fault);
+        generation_fault_of(&error, &generation->reply, &fault);
         generation_free(generation);
         exchange_fault(exchange, &fault);
         return;
@@ -208,6 +212,7 @@ struct parse_context generation_context(const struct exchange *exchange) {
     return (struct parse_context){.tokenizer = server->model.tokenizer,
         .grammar_vocabulary = server->model.grammar_vocabulary,
         .vocabulary = server->model.vocabulary,
+        .width = server->model.width,
         .context = server->model.context,
         .tokens_max = server->model.tokens_max,
         .model_id = server->model_id,
@@ -300,7 +305,7 @@ static void generation_note_failure(struct generation *generation, const struct 
     if (generation->fault.status != 0)
         return;
     if (output->finish == FINISH_ERROR)
-        generation_fault_of(&output->error, generation->reply.chat, &generation->fault);
+        generation_fault_of(&output->error, &generation->reply, &generation->fault);
     else if (generation->expired && !generation->server->cancelled)
         generation_fault_expired(generation);
     else
@@ -392,7 +397,7 @@ static void generation_answer_whole(struct generation *generation) {
             body.failed = true;
         choice_part_free(&choice->part); /* the memory is needed for the reply */
     }
-    format_end(&body, &generation->usage);
+    format_end(&body, &generation->reply, &generation->usage);
     if (!body.failed) {
         exchange_json(generation->exchange, 200, &body);
         return;

@@ -52,6 +52,7 @@ struct parse_context {
     const struct tokenizer *tokenizer;
     const struct grammar_vocabulary *grammar_vocabulary; /* NULL: grammars are refused */
     uint32_t vocabulary;
+    uint32_t width;      /* numbers of an embedding */
     uint32_t context;    /* most tokens of prompt and completion; the scheduler knows whether they fit the pages */
     uint32_t tokens_max; /* of a sequence that is not pruned, as clients are told */
     const char *model_id;
@@ -67,6 +68,7 @@ struct parse_context {
 struct plan {
     struct request *request; /* owned */
     bool chat;
+    bool base64; /* how vectors are written (request->pooling) */
     bool include_usage;
     struct tool_set tools; /* calls of which are looked for in the answer; none: nothing is. Owned */
     uint32_t n;            /* choices a prompt that are returned: the best of request->n */

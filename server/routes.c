@@ -4,6 +4,7 @@
  */
 #include "server/chat.h"
 #include "server/completions.h"
+#include "server/embeddings.h"
 #include "server/models.h"
 #include "server/server.h"
 #include "server/tokenize.h"
@@ -11,6 +12,7 @@
 const struct route server_routes[] = {
     {"POST", "/v1/completions", completions_handle, true, NULL},
     {"POST", "/v1/chat/completions", chat_handle, true, NULL},
+    {"POST", "/v1/embeddings", embeddings_handle, true, NULL},
     {"POST", "/apply-template", apply_template_handle, true, NULL},
     {"GET", "/v1/models", models_list, false, NULL},
     {"GET", "/v1/models/*", models_retrieve, false, NULL},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Request bodies: whatever the bytes, the parsers of /v1/completions and /v1/chat/completions either fill a request
+ * Request bodies: whatever the bytes, the parsers of completions, chats and embeddings either fill a request
  * that the scheduler may take, or refuse it with a fault whose text is valid UTF-8.
  *
  * An input is a body, or, when it begins with CACHE_MARK, four bytes for each field of the kv_cache object of a body:
@@ -12,6 +12,7 @@
 #include "grammar/vocabulary.h"
 #include "server/chat.h"
 #include "server/completions.h"
+#include "server/embeddings.h"
 #include "tests/unit/fake_scheduler.h"
 
 #include <stdlib.h>
@@ -32,7 +33,8 @@ static void expect(bool condition) {
 static void check_request(const struct request *request, const struct parse_context *context) {
     expect(request->prompts_count >= 1 && request->n >= 1 && request->n <= N_MAX);
     expect((uint64_t)request->prompts_count * request->n <= CHOICES_MAX);
-    expect(request->max_tokens <= context->context && (request->max_tokens > 0 || request->echo));
+    expect(request->max_tokens <= context->context);
+    expect(request->max_tokens > 0 || request->echo || request->pooling != POOLING_NONE);
     for (uint32_t p = 0; p < request->prompts_count; p++) {
         expect(request->prompts[p].count >= 1 && request->prompts[p].count <= context->context);
         for (uint32_t i = 0; i < request->prompts[p].count; i++)
@@ -41,6 +43,10 @@ static void check_request(const struct request *request, const struct parse_cont
     const struct sample_params *sampling = &request->sampling;
     expect(sampling->temperature >= 0 && sampling->temperature <= 2 && sampling->top_p > 0 && sampling->top_p <= 1);
     expect(sampling->min_p >= 0 && sampling->min_p <= 1);
+    if (request->pooling != POOLING_NONE) {
+        expect(request->n == 1 && request->max_tokens == 0);
+        return;
+    }
     struct error error;
     const struct policy_settings *policy = &request->kv_policy;
     expect(policy->policy != NULL && policy->ratio > 0 && policy->ratio <= 1 && policy->interval >= 1);
@@ -140,6 +146,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     struct parse_context context = {.tokenizer = tokenizer,
         .grammar_vocabulary = grammar_vocabulary,
         .vocabulary = FAKE_VOCABULARY,
+        .width = FAKE_WIDTH,
         .context = 300,
         .tokens_max = 200,
         .model_id = "fake",
@@ -149,6 +156,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         try_cache(data + 1, bytes - 1, &context);
     try_parser(completions_parse, data, bytes, &context);
     try_parser(chat_parse, data, bytes, &context);
+    try_parser(embeddings_parse, data, bytes, &context);
     return 0;
 }
 
@@ -167,6 +175,8 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "\"prefill_prune_every\":512,\"gates\":\"x\"}}",
         "{\"messages\":[{\"role\":\"user\",\"content\":\"h\"}],\"kv_cache\":{\"policy\":\"streaming\","
         "\"positions\":\"cache\",\"sinks\":2.0,\"tokens\":1e2}}",
+        "{\"input\":[\"a\",\"h\\u00e9\"],\"encoding_format\":\"base64\",\"dimensions\":4,\"pooling\":\"last\","
+        "\"normalize\":false,\"embd_normalize\":-1,\"add_special_tokens\":true}",
         /* snapkv, ratio 0.25, window 16, kernel 5, decode keep, scope layer; streaming, tokens 64, positions, sinks */
         "K\x1dx\x07x\x1f\x02@\x01\x0c\x08\x10x\x0d\x08\x05x\x19\x03\x04x\x07\x03\x01x",
         "K\x1dx\x02x\x01\x08@x\x1a\x03\x06x\x09\x08\x02x",

@@ -120,7 +120,8 @@ static void fake_add_tokens(
 }
 
 static double fake_kept(const struct request *request, uint32_t seen) {
-    uint32_t budget = policy_settings_keep_all(&request->kv_policy) ? seen : policy_budget(&request->kv_policy, seen);
+    bool all = request->kv_policy.policy == NULL || policy_settings_keep_all(&request->kv_policy);
+    uint32_t budget = all ? seen : policy_budget(&request->kv_policy, seen);
     return budget < seen ? budget + 0.25 : seen;
 }
 
@@ -169,6 +170,22 @@ static void fake_publish(struct scheduler *s, struct fake_output *node) {
         s->options.wake(s->options.wake_context);
 }
 
+static struct fake_output *fake_make_vector(struct fake_task *task, uint32_t number) {
+    const struct request *request = task->request;
+    const struct prompt *prompt = &request->prompts[number];
+    struct pooled pooled = {0};
+    for (uint32_t i = request->pooling == POOLING_LAST ? prompt->count - 1 : 0; i < prompt->count; i++) {
+        const float state[FAKE_WIDTH] = {(float)prompt->tokens[i], 1};
+        if (pooled_add(&pooled, state, 1, FAKE_WIDTH) != 0)
+            abort();
+    }
+    pooled_finish(&pooled, request->normalise);
+    struct fake_output *node = fake_make_output(task, number, FINISH_STOP, NULL);
+    node->output.vector = pooled.sum;
+    node->output.vector_width = FAKE_WIDTH;
+    return node;
+}
+
 /* One token of one choice. */
 static void fake_step_choice(struct scheduler *s, struct fake_task *task, uint32_t number) {
     struct request *request = task->request;
@@ -180,6 +197,10 @@ static void fake_step_choice(struct scheduler *s, struct fake_task *task, uint32
         return;
     if (fake_prompt_is(prompt, "!fail") || (fake_prompt_is(prompt, "!late") && choice->generated == 3)) {
         fake_publish(s, fake_make_output(task, number, FINISH_ERROR, "made to fail"));
+        return;
+    }
+    if (request->pooling != POOLING_NONE) {
+        fake_publish(s, fake_make_vector(task, number));
         return;
     }
     if (choice->text == NULL) {
@@ -295,6 +316,7 @@ static void fake_free_output(struct fake_output *node) {
         free(node->output.tokens[i].top);
     free(node->output.tokens);
     free(node->output.text);
+    free(node->output.vector);
     free(node);
 }
 

@@ -10,7 +10,7 @@
  * a special token of the prompt ends it (unless ignore_eos). Log-probability of token t is -(t % 16) / 16; the most
  * likely ones are t, t + 1, ... Stop strings, UTF-8 boundaries, echo and cancellation work as in the real one. The
  * prefix cache reports half of each prompt as cached; a quarter of a token beyond the budget of its policy is kept, a
- * token has FAKE_TOKEN_BYTES. A prompt that begins with
+ * token has FAKE_TOKEN_BYTES. The hidden state of token t is (t, 1, 0, 0). A prompt that begins with
  *   "!fail"   fails before its first token        "!late"   fails after three tokens
  *   "!never"  stays in the queue                  "!slow"   takes ten steps for each token
  */
@@ -28,7 +28,7 @@ struct fake_options {
     void *wake_context;
 };
 
-enum { FAKE_VOCABULARY = 259, FAKE_BOS = 256, FAKE_EOS = 257, FAKE_TOKEN_BYTES = 100 };
+enum { FAKE_VOCABULARY = 259, FAKE_BOS = 256, FAKE_EOS = 257, FAKE_WIDTH = 4, FAKE_TOKEN_BYTES = 100 };
 
 /* SmolLM2's chat template. */
 #define FAKE_TEMPLATE                                                                                                  \

@@ -74,6 +74,7 @@ static int fake_load(void *context, const struct server_hooks *hooks, struct ser
         .chat_template = fake->chat_template,
         .fingerprint = FAKE_FINGERPRINT,
         .vocabulary = FAKE_VOCABULARY,
+        .width = FAKE_WIDTH,
         .context = options.tokens_max,
         .tokens_max = options.tokens_max,
         .kv_policy = fake->policies[0],

@@ -107,6 +107,7 @@ static void free_calls(struct serving *serving) {
             free(call->answers[i].tokens);
             free(call->answers[i].offsets);
             free(call->answers[i].logprobs);
+            free(call->answers[i].vector);
             free(call->answers[i].text);
         }
         free(call->answers);
@@ -216,6 +217,15 @@ static void add_tokens(struct answer *answer, const struct output *output) {
     answer->tokens_count = count;
 }
 
+static void add_vector(struct answer *answer, const struct output *output) {
+    if (output->vector == NULL)
+        return;
+    size_t bytes = output->vector_width * sizeof *output->vector;
+    answer->vector = malloc(bytes);
+    memcpy(answer->vector, output->vector, bytes);
+    answer->vector_width = output->vector_width;
+}
+
 static void on_output(void *context, const struct output *output) {
     struct serving *serving = context;
     struct call *call = output->request->user;
@@ -241,6 +251,7 @@ static void on_output(void *context, const struct output *output) {
         answer->kv_tokens_kept = output->kv_tokens_kept;
         answer->kv_bytes = output->kv_bytes;
         answer->kv_bytes_full = output->kv_bytes_full;
+        add_vector(answer, output);
     }
     if (output->last) {
         call->last_event = serving->events;

@@ -53,6 +53,8 @@ struct answer {
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
     uint32_t kv_tokens_seen;
     double kv_tokens_kept;
+    double *vector; /* with pooling */
+    uint32_t vector_width;
     uint64_t kv_bytes, kv_bytes_full;
 };
 

@@ -141,7 +141,7 @@ static json_t *some_reply(const struct reply *reply) {
     format_begin(&buffer, reply);
     format_choice(&buffer, reply, 0, &part, FINISH_STOP);
     format_choice(&buffer, reply, 1, &part, FINISH_LENGTH);
-    format_end(&buffer, &usage);
+    format_end(&buffer, reply, &usage);
     json_t *value = read_json(&buffer);
     buffer_free(&buffer);
     choice_part_free(&part);
