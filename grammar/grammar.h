@@ -52,6 +52,22 @@ struct grammar *grammar_of_any_object(struct error *error);
 struct grammar *grammar_of_choices(const json_t *texts, struct error *error);
 /* A text that a pattern matches as a whole (regex.h). */
 struct grammar *grammar_of_pattern(const char *pattern, size_t bytes, struct error *error);
+
+/* Calls of functions as a model writes them: open, 1 to `most` calls with `between` between them, close. A call is
+ * begin, the function's name as a JSON string, middle, its arguments, end. */
+struct grammar_function {
+    const char *name;
+    const json_t *parameters; /* a schema, of which the arguments are an object; NULL: there are none */
+};
+struct grammar_calls {
+    const char *open, *begin, *middle, *end, *between, *close;
+    bool blank; /* a space may stand before all */
+    uint32_t most;
+    const struct grammar_function *functions; /* [count] */
+    size_t count;
+};
+/* Errors as of grammar_of_schema; their messages name the function. */
+struct grammar *grammar_of_calls(const struct grammar_calls *calls, struct error *error);
 void grammar_free(struct grammar *grammar); /* NULL allowed */
 
 #endif

@@ -519,6 +519,65 @@ struct grammar *grammar_of_choices(const json_t *texts, struct error *error) {
     return finish_grammar(grammar, code, error);
 }
 
+/* Arguments of a function: an object that satisfies its schema. References are looked up in the schema itself. */
+static int compile_arguments(
+    struct grammar *grammar, const struct grammar_function *function, uint32_t *arguments, struct error *error) {
+    const char *type = json_string_value(json_object_get(function->parameters, "type"));
+    bool plain = function->parameters == NULL || (type != NULL && strcmp(type, "object") == 0);
+    json_t *schema = function->parameters == NULL
+                         ? json_pack("{s:s, s:{}, s:b}", "type", "object", "properties", "additionalProperties", 0)
+                     : plain ? json_incref((json_t *)function->parameters)
+                             : json_pack("{s:[O, {s:s}]}", "allOf", function->parameters, "type", "object");
+    if (schema == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for the grammar");
+    struct compiler c;
+    struct error failure = {0};
+    start_compiler(&c, grammar, plain ? schema : function->parameters, &failure);
+    *arguments = schema_compile(&c, schema);
+    compile_targets(&c);
+    json_decref(c.made);
+    free(c.targets);
+    json_decref(schema);
+    return c.code == 0 ? 0 : error_set(error, c.code, "parameters of %.64s: %s", function->name, failure.message);
+}
+
+/* One call, of any of the functions. */
+static int compile_call(
+    struct grammar *grammar, const struct grammar_calls *calls, uint32_t *call, struct error *error) {
+    struct expression_pool *pool = &grammar->pool;
+    uint32_t *parts = malloc((calls->count + 1) * sizeof *parts);
+    int code = parts == NULL ? error_set(error, ERROR_MEMORY, "no memory for the grammar") : 0;
+    for (size_t i = 0; code == 0 && i < calls->count; i++) {
+        const struct grammar_function *function = &calls->functions[i];
+        uint32_t arguments, name = text_quoted(pool, function->name, strlen(function->name));
+        code = compile_arguments(grammar, function, &arguments, error);
+        uint32_t rest = expression_pair(pool, expression_word(pool, calls->middle), arguments);
+        parts[i] = expression_pair(pool, name, rest);
+    }
+    if (code == 0)
+        *call = expression_pair(pool, expression_word(pool, calls->begin),
+            expression_pair(pool, expression_either(pool, parts, calls->count), expression_word(pool, calls->end)));
+    free(parts);
+    return code;
+}
+
+struct grammar *grammar_of_calls(const struct grammar_calls *calls, struct error *error) {
+    struct grammar *grammar = start_grammar(error);
+    if (grammar == NULL)
+        return NULL;
+    struct expression_pool *pool = &grammar->pool;
+    uint32_t call = EXPRESSION_NONE;
+    int code = compile_call(grammar, calls, &call, error);
+    uint32_t more = expression_pair(pool, expression_word(pool, calls->between), call);
+    uint32_t all =
+        calls->most > 1 ? expression_pair(pool, call, expression_repeat(pool, more, 0, calls->most - 1)) : call;
+    uint32_t open = expression_word(pool, calls->open);
+    if (calls->blank)
+        open = expression_pair(pool, expression_optional(pool, expression_word(pool, " ")), open);
+    grammar->root = expression_pair(pool, open, expression_pair(pool, all, expression_word(pool, calls->close)));
+    return finish_grammar(grammar, code, error);
+}
+
 struct grammar *grammar_of_pattern(const char *pattern, size_t bytes, struct error *error) {
     struct grammar *grammar = start_grammar(error);
     if (grammar == NULL)

@@ -2,6 +2,7 @@
 #include "server/chat.h"
 
 #include "server/chat_messages.h"
+#include "server/forced_calls.h"
 #include "server/generation.h"
 #include "server/reply_job.h"
 
@@ -69,6 +70,9 @@ static int chat_read_prompt(
     }
     if (chat_encode(&text, add_special, context, &ids, fault) != 0 ||
         params_add_prompt(plan->request, &ids, context, "messages", fault) != 0)
+        goto failed;
+    if (plan->tools.forced &&
+        forced_calls_compile(field_get(body, "tools"), &plan->tools, context, plan->request, fault) != 0)
         goto failed;
     if (plan->tools.count > 0)
         chat_keep_markers(plan->tools.format, context, plan->request);

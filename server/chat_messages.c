@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/chat_messages.h"
 
+#include "server/forced_calls.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,34 +204,16 @@ static int read_tool(const json_t *tool, size_t number, struct tool_set *set, st
     return 0;
 }
 
-/* Whether the model is to see tools: not with "none". What would force a call is refused: nothing here can. */
-static int read_tool_choice(const json_t *body, bool *wanted, struct fault *fault) {
-    static const char *const names[] = {"tool_choice", "function_call"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const json_t *choice = field_get(body, names[i]);
-        if (choice == NULL)
-            continue;
-        const char *value = json_is_string(choice) ? json_string_value(choice) : "";
-        bool none = strcmp(value, "none") == 0;
-        if (!none && strcmp(value, "auto") != 0)
-            return fault_invalid(fault, names[i],
-                "%s is %s%.40s; this server cannot force a call, so that only none and auto are supported", names[i],
-                json_is_string(choice) ? "" : field_type(choice), value);
-        if (i == 0)
-            *wanted = !none;
-    }
-    return 0;
-}
-
 /* The tools that the template is to see; *tools NULL: none. */
 static int read_tools(const json_t *body, const struct chat_abilities *abilities, struct tool_set *set,
     const json_t **tools, struct fault *fault) {
     const json_t *given = field_get(body, "tools");
-    bool wanted = true, parallel = true;
+    bool wanted, forced, parallel = true;
+    const char *only;
     size_t i;
     json_t *tool;
     *tools = NULL;
-    if (read_tool_choice(body, &wanted, fault) != 0 ||
+    if (forced_calls_read_choice(body, &wanted, &forced, &only, fault) != 0 ||
         field_boolean(body, "parallel_tool_calls", &parallel, fault) != 0)
         return -1;
     if (given != NULL && !json_is_array(given))
@@ -245,18 +229,20 @@ static int read_tools(const json_t *body, const struct chat_abilities *abilities
         if (read_tool(tool, i, set, fault) != 0)
             return -1;
     }
-    if (set->count == 0 || !wanted) {
+    if ((set->count == 0 && !forced) || !wanted) {
         tool_set_free(set);
         return 0;
     }
-    if (!abilities->tools)
+    if (set->count > 0 && !abilities->tools)
         return fault_invalid(fault, "tools",
             "tools: the chat template of this model has no place for tools; the server's option chat-template can give "
             "it another");
-    if (abilities->format == TOOL_FORMAT_UNKNOWN)
+    if (set->count > 0 && abilities->format == TOOL_FORMAT_UNKNOWN)
         return fault_invalid(fault, "tools",
             "tools: how this model writes calls is not known; the server's option tool-call-format says it");
     set->format = abilities->format;
+    if (forced_calls_choose(set, forced, only, fault) != 0)
+        return -1;
     *tools = given;
     if (set->format == TOOL_FORMAT_TEXT)
         tool_set_free(set);
@@ -331,6 +317,9 @@ int chat_messages_render(const json_t *body, const struct parse_context *context
     const struct chat_abilities *abilities = chat_template_abilities(context->chat_template);
     if (read_input(body, &input, &goes_on, fault) != 0 || read_tools(body, abilities, tools, &input.tools, fault) != 0)
         return -1;
+    if (tools->forced && !input.add_generation_prompt)
+        return fault_invalid(
+            fault, "tool_choice", "tool_choice can only force a call where the assistant begins to speak");
     json_t *messages = read_messages(body, abilities, fault);
     if (messages == NULL)
         return -1;
@@ -343,6 +332,8 @@ int chat_messages_render(const json_t *body, const struct parse_context *context
         code = fault_memory(fault);
     else if (goes_on)
         code = cut_behind_last(messages, text, fault);
+    if (code == 0 && tools->forced)
+        code = forced_calls_open(tools, text, fault);
     json_decref(messages);
     return code;
 }

@@ -6,8 +6,10 @@
  * |------------------------|------------------------------------------------------------------|---------------|
  * | messages               | at least one {role, content[, tool_calls, ...]}; required        |               |
  * | tools                  | [{type: "function", function: {name, description, parameters}}]  | none          |
- * | tool_choice            | "none" (the model does not see them), "auto"                     | auto          |
- * | parallel_tool_calls    | boolean; false: calls after the first are dropped                | true          |
+ * | tool_choice            | "none" (the model does not see them), "auto", or a call is       | auto          |
+ * |                        | forced: "required", {type, function: {name}} (forced_calls.h)    |               |
+ * | parallel_tool_calls    | boolean; false: calls after the first are dropped, or, where they | true         |
+ * |                        | are forced, not written                                          |               |
  * | add_generation_prompt  | boolean: the prompt ends where the assistant begins to speak     | true          |
  * | continue_final_message | boolean: it ends with the last message's content instead         | false         |
  * | chat_template_kwargs   | object: more variables of the template, such as enable_thinking  | none          |

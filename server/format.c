@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/format.h"
 
+#include "server/forced_calls.h"
+
 #include <math.h>
 #include <nettle/base64.h>
 #include <string.h>
@@ -144,7 +146,8 @@ static void format_vector(struct buffer *out, const struct reply *reply, const d
 static void choice_part_parse(struct choice_part *part, const struct reply *reply, const struct output *output) {
     struct tool_parser *parser = &part->parser;
     if (parser->set == NULL)
-        tool_parser_begin(parser, reply->tools);
+        tool_parser_begin(
+            parser, reply->tools, reply->tools->forced ? forced_calls_opening(reply->tools->format) : NULL);
     tool_parser_push(parser, output->text, output->text_bytes);
     if (output->finish != FINISH_NONE)
         tool_parser_finish(parser);

@@ -18,8 +18,10 @@ void tool_set_free(struct tool_set *set) {
     *set = (struct tool_set){0};
 }
 
-void tool_parser_begin(struct tool_parser *parser, const struct tool_set *set) {
+void tool_parser_begin(struct tool_parser *parser, const struct tool_set *set, const char *opening) {
     *parser = (struct tool_parser){.set = set};
+    if (opening != NULL)
+        buffer_string(&parser->pending, opening);
 }
 
 void tool_parser_free(struct tool_parser *parser) {
@@ -397,7 +399,7 @@ void tool_parser_finish(struct tool_parser *parser) {
     bool blank = skip_blanks(&parser->pending, 0) == parser->pending.length;
     bool ending = parser->mode == TOOL_MODE_BETWEEN && !blank &&
                   sees(&parser->pending, skip_blanks(&parser->pending, 0), hermes_end) < 0;
-    if (!(blank && parser->calls_count > 0) && !ending)
+    if (!(blank && parser->calls_count > 0) && !ending && !parser->set->forced) /* the limit cut a call's beginning */
         release(parser, parser->pending.length);
     parser->pending.length = 0;
 }

@@ -23,6 +23,8 @@ struct tool_set {
     char **names; /* [count] */
     size_t count;
     bool one_call; /* parallel_tool_calls false: calls after the first are dropped */
+    bool forced;   /* the answer consists of calls (forced_calls.h); their first opening is in the prompt */
+    size_t only;   /* forced: the one that may be called; SIZE_MAX: any */
 };
 void tool_set_free(struct tool_set *set);
 
@@ -64,7 +66,8 @@ struct tool_parser {
     bool failed; /* no memory */
 };
 
-void tool_parser_begin(struct tool_parser *parser, const struct tool_set *set);
+/* opening: what stands in the prompt of the first call; NULL: nothing. */
+void tool_parser_begin(struct tool_parser *parser, const struct tool_set *set, const char *opening);
 void tool_parser_push(struct tool_parser *parser, const char *text, size_t bytes);
 void tool_parser_finish(struct tool_parser *parser); /* the answer is complete */
 void tool_parser_free(struct tool_parser *parser);

@@ -116,8 +116,14 @@ def test_calls_are_not_looked_for(speaker):
 
 def test_what_cannot_be_done_is_refused(speaker, fake):
     server = speaker("hermes")
-    for choice in ("required", "any", {"type": "function", "function": {"name": "get_time"}}, 5):
+    for choice in ("any", 5, {"type": "function"}, {"type": "function", "function": {"name": "get_rain"}}, {"type": "allowed_tools"}, []):
         server.post("/v1/chat/completions", ask(server, "x", tool_choice=choice)).expect_error(400, param="tool_choice")
+    body = ask(server, "x", tool_choice="required")
+    for more in ({"tools": []}, {"tools": None}, {"add_generation_prompt": False}):
+        server.post("/v1/chat/completions", {**body, **more}).expect_error(400, param="tool_choice")
+    server.post("/v1/chat/completions", {**body, "tool_choice": None, "function_call": {"name": "get_time"}}).expect_error(
+        400, param="function_call")
+    speaker("text").post("/v1/chat/completions", body | {"model": speaker("text").model}).expect_error(400, param="tool_choice")
     # a template without a place for tools, and one whose calls look like nothing that is known
     fake.post("/v1/chat/completions", ask(fake, "x")).expect_error(400, param="tools")
     error = speaker("unknown").post("/v1/chat/completions", ask(speaker("unknown"), "x")).expect_error(400, param="tools")

@@ -169,6 +169,11 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\","
         "\"text\":\"h\"}]},{\"role\":\"assistant\",\"content\":null}],\"logprobs\":true,\"top_logprobs\":3,"
         "\"max_completion_tokens\":5,\"response_format\":{\"type\":\"text\"},\"tool_choice\":\"none\"}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"h\"}],\"tools\":[{\"type\":\"function\",\"function\":{"
+        "\"name\":\"f\","
+        "\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1,\"x\"]}}}}},{\"type\":\"function\","
+        "\"function\":"
+        "{\"name\":\"g\"}}],\"tool_choice\":\"required\",\"parallel_tool_calls\":false}",
         "{\"prompt\":\"a\",\"kv_cache\":{\"policy\":\"snapkv\",\"ratio\":0.25,\"window\":16,\"kernel\":5,"
         "\"decode\":\"keep\",\"interval\":4,\"scope\":\"layer\",\"floor\":0.5,\"protect_sinks\":4}}",
         "{\"prompt\":\"a\",\"kv_cache\":{\"tokens\":64,\"recent\":0.25,\"minimum\":8,\"seed\":null,"

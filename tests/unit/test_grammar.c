@@ -138,10 +138,86 @@ static void test_dropped_states_are_found_again(void **state) {
     json_decref(schema);
 }
 
+/* Whether a grammar has the text; *ends: it may end there. */
+static bool has_text(const struct grammar *grammar, const char *text, bool *ends) {
+    struct error error;
+    struct automaton_place place = {0};
+    struct automaton *automaton = automaton_create(grammar, NULL, &error);
+    assert_non_null(automaton);
+    assert_int_equal(automaton_start(automaton, &place, &error), 0);
+    bool has = automaton_advance(automaton, &place, text, strlen(text), &error) == 0;
+    *ends = has && automaton_may_end(automaton, &place);
+    automaton_free(automaton);
+    return has;
+}
+
+static void expect_calls(const struct grammar_calls *calls, const char *const *whole, const char *const *wrong) {
+    struct error error = {0};
+    struct grammar *grammar = grammar_of_calls(calls, &error);
+    if (grammar == NULL)
+        fail_msg("%s", error.message);
+    bool ends;
+    for (; *whole != NULL; whole++)
+        if (!has_text(grammar, *whole, &ends) || !ends)
+            fail_msg("not taken as a whole: %s", *whole);
+    for (; *wrong != NULL; wrong++)
+        if (has_text(grammar, *wrong, &ends) && ends)
+            fail_msg("taken: %s", *wrong);
+    grammar_free(grammar);
+}
+
+static void test_calls(void **state) {
+    (void)state;
+    json_t *city =
+        json_loads("{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/s\"}},\"required\":[\"a\"],"
+                   "\"$defs\":{\"s\":{\"enum\":[\"x\",\"y\"]}}}",
+            0, NULL);
+    json_t *untyped = json_loads("{\"properties\":{\"b\":{\"type\":\"boolean\"}}}", 0, NULL);
+    json_t *bad = json_loads("{\"type\":\"object\",\"properties\":{\"a\":{\"contains\":1}}}", 0, NULL);
+    struct grammar_function functions[] = {{"f", city}, {"g\"", untyped}, {"none", NULL}};
+    struct grammar_calls calls = {.open = "[",
+        .begin = "{\"name\": ",
+        .middle = ", \"arguments\": ",
+        .end = "}",
+        .between = ", ",
+        .close = "]",
+        .blank = true,
+        .most = 2,
+        .functions = functions,
+        .count = 3};
+    const char *const several[] = {"[{\"name\": \"f\", \"arguments\": {\"a\": \"y\"}}]",
+        " [{\"name\": \"g\\\"\", \"arguments\": {\"b\":true}}, {\"name\": \"none\", \"arguments\": {}}]",
+        "[{\"name\": \"g\\\"\", \"arguments\": {}}]", NULL};
+    const char *const wrong[] = {"[{\"name\": \"h\", \"arguments\": {}}]", "[{\"name\": \"f\", \"arguments\": {}}]",
+        "[{\"name\": \"f\", \"arguments\": {\"a\": \"z\"}}]", "[{\"name\": \"none\", \"arguments\": {\"a\": \"x\"}}]",
+        "[{\"name\": \"g\\\"\", \"arguments\": [1]}]", "[]", "", "[{\"name\": \"none\", \"arguments\": {}}",
+        "[{\"name\": \"none\", \"arguments\": {}}, {\"name\": \"none\", \"arguments\": {}}, "
+        "{\"name\": \"none\", \"arguments\": {}}]",
+        NULL};
+    expect_calls(&calls, several, wrong);
+    calls.most = 1;
+    calls.open = calls.close = "";
+    calls.blank = false;
+    const char *const one[] = {"{\"name\": \"none\", \"arguments\": {}}", NULL};
+    const char *const two[] = {
+        "{\"name\": \"none\", \"arguments\": {}}, {\"name\": \"none\", \"arguments\": {}}", " ", NULL};
+    expect_calls(&calls, one, two);
+    struct error error = {0};
+    functions[1].parameters = bad;
+    assert_null(grammar_of_calls(&calls, &error));
+    assert_int_equal(error.code, ERROR_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "parameters of g\": "));
+    assert_non_null(strstr(error.message, "contains"));
+    json_decref(city);
+    json_decref(untyped);
+    json_decref(bad);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_dropped_states_are_found_again),
+        cmocka_unit_test(test_calls),
     };
     return cmocka_run_group_tests_name("grammar", tests, set_up, tear_down);
 }

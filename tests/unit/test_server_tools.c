@@ -99,7 +99,7 @@ static void check(const struct example *example, size_t cut) {
     struct tool_parser parser;
     char content[1024], calls[1024];
     size_t bytes = strlen(example->text);
-    tool_parser_begin(&parser, &set);
+    tool_parser_begin(&parser, &set, NULL);
     if (cut == SIZE_MAX) {
         for (size_t i = 0; i < bytes; i++)
             tool_parser_push(&parser, example->text + i, 1);
@@ -131,7 +131,7 @@ static void ends_within_lose_nothing(void **state) {
         const struct tool_set set = {.format = examples[i].format, .names = names, .count = 2};
         for (size_t bytes = 0; bytes < strlen(examples[i].text); bytes++) {
             struct tool_parser parser;
-            tool_parser_begin(&parser, &set);
+            tool_parser_begin(&parser, &set, NULL);
             tool_parser_push(&parser, examples[i].text, bytes);
             size_t calls = parser.calls_count;
             tool_parser_finish(&parser);
@@ -151,11 +151,31 @@ static void arguments_come_in_pieces(void **state) {
     const struct tool_set set = {.format = TOOL_FORMAT_HERMES, .names = names, .count = 2};
     static const char begin[] = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"long";
     struct tool_parser parser;
-    tool_parser_begin(&parser, &set);
+    tool_parser_begin(&parser, &set, NULL);
     tool_parser_push(&parser, begin, strlen(begin));
     assert_int_equal(parser.calls_count, 1);
     assert_int_equal(parser.calls[0].arguments.length, strlen("{\"a\": \"long"));
     tool_parser_free(&parser);
+}
+
+/* What opens the first call is in the prompt; a call that the limit cut before its name is nothing. */
+static void forced_calls_are_never_content(void **state) {
+    (void)state;
+    static const char text[] = "\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": "
+                               "\"get_weather\", \"arguments\": {}}\n</tool_call>";
+    const struct tool_set set = {.format = TOOL_FORMAT_HERMES, .names = names, .count = 2, .forced = true};
+    for (size_t bytes = 0; bytes <= strlen(text); bytes++) {
+        struct tool_parser parser;
+        char content[1024], calls[1024];
+        tool_parser_begin(&parser, &set, "<tool_call>");
+        tool_parser_push(&parser, text, bytes);
+        tool_parser_finish(&parser);
+        write_result(&parser, content, calls);
+        assert_string_equal(content, "");
+        if (bytes == strlen(text))
+            assert_string_equal(calls, "f({\"a\": 1})get_weather({})");
+        tool_parser_free(&parser);
+    }
 }
 
 static void ids_are_what_the_templates_take(void **state) {
@@ -163,7 +183,7 @@ static void ids_are_what_the_templates_take(void **state) {
     static const char text[] = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}";
     const struct tool_set set = {.format = TOOL_FORMAT_MISTRAL, .names = names, .count = 2};
     struct tool_parser parser;
-    tool_parser_begin(&parser, &set);
+    tool_parser_begin(&parser, &set, NULL);
     tool_parser_push(&parser, text, strlen(text));
     assert_int_equal(parser.calls_count, 1);
     assert_int_equal(strlen(parser.calls[0].id), 9);
@@ -176,6 +196,7 @@ int main(void) {
         cmocka_unit_test(answers_become_content_and_calls),
         cmocka_unit_test(ends_within_lose_nothing),
         cmocka_unit_test(arguments_come_in_pieces),
+        cmocka_unit_test(forced_calls_are_never_content),
         cmocka_unit_test(ids_are_what_the_templates_take),
     };
     return cmocka_run_group_tests_name("server_tools", tests, NULL, NULL);
