@@ -210,7 +210,7 @@ stage_eval() {
 
 stage_scripts() {
   need_test_build
-  run_pytest build-test tests/scripts
+  DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/scripts
 }
 
 stage_readme() {

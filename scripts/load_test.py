@@ -1,0 +1,352 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Load on a server: many open connections of which a few are active, among clients that behave badly.
+
+Starts `distillcache serve` and holds, in turns, the same load without and with the idle connections:
+
+  active     streams one completion after the other
+  slow       sends a request byte by byte: some in time, which must be answered, some too late, which must be cut
+  reader     reads a stream a few bytes at a time; must get all of it
+  vanishing  asks for a stream, reads its beginning, and resets the connection
+  idle       open, and asks for /health now and then
+
+Prints a table, and exits with 1 when a bound is broken: an error that is not the client's, memory that grows from turn to
+turn, a median time between two tokens of the active streams that is longer with the idle connections, or anything that
+runs, or a page that is held, at the end. Needs nothing but Python. The clients take part of the same machine.
+"""
+
+import argparse
+import asyncio
+import collections
+import json
+import os
+import resource
+import statistics
+import struct
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+SLOW, READERS, VANISHING = 8, 8, 8
+RECEIVE_TIMEOUT = 10  # of the server: what has not sent its request by then is cut
+TOKENS = 64
+
+
+def fail(message):
+    sys.exit(f"load_test.py: {message}")
+
+
+def read_options():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="Everything after -- goes to the server.")
+    parser.add_argument("--program", default="build/distillcache")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--seconds", type=float, default=600, help="of all turns together [600]")
+    parser.add_argument("--turns", type=int, default=6, help="pairs of turns, without and with the idle connections [6]")
+    parser.add_argument("--connections", type=int, default=1000, help="open at once, idle ones included [1000]")
+    parser.add_argument("--active", type=int, default=32, help="of them that stream completions [32]")
+    parser.add_argument("--most-slowdown", type=float, default=2, help="percent, of the median time between tokens [2]")
+    parser.add_argument("--most-growth", type=float, default=2, help="percent, of the server's memory after the second turn [2]")
+    parser.add_argument("server", nargs="*", help="options of the server")
+    options = parser.parse_args()
+    options.idle = options.connections - options.active - SLOW - READERS - VANISHING
+    if options.active < 1 or options.idle < 1:
+        fail(f"--connections must be more than --active, at least 1, and {SLOW + READERS + VANISHING} others")
+    if options.turns < 2 or options.seconds <= 0:
+        fail("there must be two turns or more, and some seconds")
+    return options
+
+
+class Server:
+    def __init__(self, options):
+        self.log = tempfile.NamedTemporaryFile(prefix="load_test", suffix=".log")
+        command = [options.program, "serve", "--model", options.model, "--port", "0", "--log-format", "json",
+                   "--max-connections", str(options.connections + 100), "--receive-timeout", str(RECEIVE_TIMEOUT), *options.server]
+        self.process = subprocess.Popen(command, stderr=self.log)
+        self.port = None
+
+    async def start(self):
+        while self.port is None:
+            if self.process.poll() is not None:
+                fail("the server ended:\n" + open(self.log.name).read()[-2000:])
+            for line in open(self.log.name):
+                if line.startswith("{") and line.endswith("\n") and json.loads(line)["event"] == "listening":
+                    self.port = json.loads(line)["port"]
+            await asyncio.sleep(0.1)
+        while (await Connection.once(self, "GET", "/ready"))[0] != 200:
+            await asyncio.sleep(0.1)
+
+    def memory(self):
+        """Resident bytes."""
+        for line in open(f"/proc/{self.process.pid}/status"):
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        return fail("the server is gone")
+
+    async def metrics(self):
+        _, body = await Connection.once(self, "GET", "/metrics")
+        lines = [line.rsplit(" ", 1) for line in body.decode().splitlines() if not line.startswith("#")]
+        return {name.split("{")[0].removeprefix("distillcache:"): float(value) for name, value in lines}
+
+
+def request_bytes(method, path, body=None):
+    data = b"" if body is None else json.dumps(body).encode()
+    return f"{method} {path} HTTP/1.1\r\nHost: load\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def completion(number, tokens=TOKENS, stream=True):
+    return request_bytes("POST", "/v1/completions", {"prompt": f"Letter {number}. Dear keeper of the light,", "max_tokens": tokens,
+                                                    "ignore_eos": True, "stream": stream, "seed": number})
+
+
+class Broken(Exception):
+    """What the server did is not what this client may expect."""
+
+
+class Connection:
+    """HTTP, as far as it is needed here."""
+
+    @classmethod
+    async def open(cls, server):
+        self = cls()
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", server.port)
+        return self
+
+    @classmethod
+    async def once(cls, server, method, path):
+        connection = await cls.open(server)
+        try:
+            return await connection.ask(request_bytes(method, path))
+        finally:
+            connection.close()
+
+    async def ask(self, request):
+        self.writer.write(request)
+        await self.writer.drain()
+        status, headers = await self.head()
+        return status, await self.reader.readexactly(int(headers.get("content-length", 0)))
+
+    async def head(self):
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), headers
+
+    async def chunks(self):
+        """The pieces of a chunked body."""
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            yield (await self.reader.readexactly(size + 2))[:-2]
+        await self.reader.readexactly(2)
+
+    async def stream(self, number, heard=None):
+        """A whole streamed completion. heard: is called with each piece."""
+        self.writer.write(completion(number))
+        await self.writer.drain()
+        status, _ = await self.head()
+        if status != 200:
+            raise Broken(f"status {status}")
+        text = b""
+        async for piece in self.chunks():
+            text += piece
+            if heard is not None:
+                heard()
+        if not text.endswith(b"data: [DONE]\n\n") or b'"error"' in text:
+            raise Broken(f"a stream that ended with {text[-80:]!r}")
+
+    def close(self):
+        self.writer.close()
+
+    def reset(self):
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+class Load:
+    """One turn."""
+
+    def __init__(self, server, counts):
+        self.server, self.counts = server, counts
+        self.gaps = []
+        self.errors = []
+        self.numbers = iter(range(1 << 40))
+
+    async def repeat(self, kind, life):
+        """One client after another, until the turn ends. What fails is an error."""
+        while True:
+            try:
+                await life(next(self.numbers))
+                self.counts[kind, "done"] += 1
+            except asyncio.CancelledError:
+                raise
+            except (Broken, OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
+                self.counts[kind, "errors"] += 1
+                self.errors.append(f"{kind}: {type(error).__name__} {error}")
+                await asyncio.sleep(0.1)
+
+    async def active(self):
+        connection = None
+        try:
+            async def one(number):
+                nonlocal connection
+                connection = connection or await Connection.open(self.server)
+                last = time.perf_counter()
+                first = True
+
+                def heard():
+                    nonlocal last, first
+                    now = time.perf_counter()
+                    if not first:
+                        self.gaps.append(now - last)
+                    last, first = now, False
+
+                try:
+                    await connection.stream(number, heard)
+                except BaseException:
+                    connection.close()
+                    connection = None
+                    raise
+            await self.repeat("active", one)
+        finally:
+            if connection is not None:
+                connection.close()
+
+    async def slow(self, number):
+        in_time = number % 2 == 0
+        request = completion(number, 8, stream=False)
+        connection = await Connection.open(self.server)
+        pause = RECEIVE_TIMEOUT * (0.4 if in_time else 3) / len(request)
+        try:
+            for i in range(len(request)):
+                connection.writer.write(request[i:i + 1])
+                await connection.writer.drain()
+                await asyncio.sleep(pause)
+            status, headers = await connection.head()
+            await connection.reader.readexactly(int(headers["content-length"]))
+            if not in_time:
+                raise Broken("a request that took too long was answered")
+            if status != 200:
+                raise Broken(f"status {status}")
+        except (OSError, asyncio.IncompleteReadError):
+            if in_time:
+                raise
+        finally:
+            connection.close()
+
+    async def reader(self, number):
+        connection = await Connection.open(self.server)
+        try:
+            connection.writer.write(completion(number))
+            text = b""
+            while not text.endswith(b"0\r\n\r\n"):
+                piece = await connection.reader.read(512)
+                if not piece:
+                    raise Broken("a stream that was read slowly was cut")
+                text += piece
+                await asyncio.sleep(0.05)
+            if b"data: [DONE]" not in text:
+                raise Broken("a stream without an end")
+        finally:
+            connection.close()
+
+    async def vanishing(self, number):
+        connection = await Connection.open(self.server)
+        connection.writer.write(completion(number, 500))
+        if number % 3 > 0:
+            await connection.reader.read(200 * (number % 3))
+        connection.reset()
+        await asyncio.sleep(0.2)
+
+    async def idle(self, number):
+        connection = await Connection.open(self.server)
+        try:
+            while True:
+                await asyncio.sleep(20 + number % 20)
+                status, _ = await connection.ask(request_bytes("GET", "/health"))
+                if status != 200:
+                    raise Broken(f"status {status}")
+                self.counts["idle", "done"] += 1
+        finally:
+            connection.close()
+
+    async def run(self, seconds, active, idle):
+        tasks = [asyncio.create_task(self.active()) for _ in range(active)]
+        for kind, life, count in (("slow", self.slow, SLOW), ("reader", self.reader, READERS), ("vanishing", self.vanishing, VANISHING),
+                                  ("idle", self.idle, idle)):
+            tasks += [asyncio.create_task(self.repeat(kind, life)) for _ in range(count)]
+        await asyncio.sleep(seconds)
+        memory = self.server.memory()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return memory
+
+
+async def until_idle(server):
+    """Waits until nothing runs any more: who was cut off must be seen to be gone."""
+    for _ in range(600):
+        metrics = await server.metrics()
+        if metrics["num_requests_running"] == 0 == metrics["num_requests_waiting"]:
+            return metrics
+        await asyncio.sleep(0.1)
+    return metrics
+
+
+async def run(options, server):
+    counts, errors = collections.Counter(), []
+    medians, memory = {False: [], True: []}, {False: [], True: []}
+    await server.start()
+    print(f"| turn | connections | tokens timed | median between two | resident |\n|---|---|---|---|---|")
+    for turn in range(2 * options.turns):
+        idle = turn % 2 == 1
+        load = Load(server, counts)
+        memory[idle].append(await load.run(options.seconds / options.turns / 2, options.active, options.idle if idle else 0))
+        medians[idle].append(statistics.median(load.gaps) if load.gaps else float("nan"))
+        errors += load.errors
+        await until_idle(server)
+        print(f"| {turn // 2 + 1} | {options.connections if idle else options.connections - options.idle} | {len(load.gaps)} | "
+              f"{medians[idle][-1] * 1e3:.2f} ms | {memory[idle][-1] / 1e6:.1f} MB |", flush=True)
+    metrics = await until_idle(server)
+    print("\n| clients | done | errors |\n|---|---|---|")
+    for kind in ("active", "slow", "reader", "vanishing", "idle"):
+        print(f"| {kind} | {counts[kind, 'done']} | {counts[kind, 'errors']} |")
+    slowdowns = [(b / a - 1) * 100 for a, b in zip(medians[False], medians[True], strict=True)]
+    slowdown = statistics.median(slowdowns)
+    growth = (memory[True][-1] / memory[True][min(1, options.turns - 2)] - 1) * 100
+    print(f"\nWith the idle connections the median is {slowdown:+.2f} % (median of pairs: "
+          f"{', '.join(f'{value:+.2f}' for value in slowdowns)}); memory {growth:+.2f} %.")
+    broken = [f"{error}" for error in errors[:10]]
+    if len(errors) > 0:
+        broken.append(f"{len(errors)} errors that are not the client's")
+    if not slowdown <= options.most_slowdown:
+        broken.append(f"steps are {slowdown:.2f} % slower, more than {options.most_slowdown:g} %")
+    if not growth <= options.most_growth:
+        broken.append(f"memory grew by {growth:.2f} %, more than {options.most_growth:g} %")
+    if counts["active", "done"] == 0:
+        broken.append("no stream was completed")
+    if metrics["num_requests_running"] > 0 or metrics["num_requests_waiting"] > 0 or metrics["kv_bytes"] > 0:
+        broken.append("something still runs, though no client is left")
+    return broken
+
+
+def main():
+    options = read_options()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files != resource.RLIM_INFINITY and files < options.connections + 200:
+        fail(f"{options.connections} connections need a limit of {options.connections + 200} open files, but it is {files}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    server = Server(options)
+    try:
+        broken = asyncio.run(run(options, server))
+    finally:
+        if server.process.poll() is None:
+            server.process.terminate()
+        code = server.process.wait(120)
+    if code != 0:
+        broken.append(f"the server ended with {code}:\n{open(server.log.name).read()[-2000:]}")
+    for text in broken:
+        print(f"broken: {text}", file=sys.stderr)
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()
