@@ -18,6 +18,7 @@ const struct route server_routes[] = {
     {"GET", "/v1/models/*", models_retrieve, false, NULL},
     {"POST", "/tokenize", tokenize_handle, true, NULL},
     {"POST", "/detokenize", detokenize_handle, true, NULL},
+    {"GET", "/tokenizer_info", tokenizer_info_handle, true, NULL},
     {"GET", "/health", models_health, false, NULL},
     {"GET", "/ready", models_ready, false, NULL},
     {"GET", "/version", models_version, false, NULL},

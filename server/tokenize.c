@@ -2,6 +2,7 @@
 #include "server/tokenize.h"
 
 #include "server/reply_job.h"
+#include "server/server.h"
 
 static void tokenize_write(
     const struct token_list *ids, bool strings, const struct parse_context *context, struct buffer *reply) {
@@ -76,6 +77,28 @@ static int detokenize_run(
     buffer_free(&text);
     token_list_free(&ids);
     return failed;
+}
+
+static void write_token(const struct tokenizer *tokenizer, const char *name, int32_t token, struct buffer *out) {
+    size_t bytes = 0;
+    const char *text = token < 0 ? NULL : tokenizer_token_bytes(tokenizer, token, &bytes);
+    buffer_format(out, "\"%s\":", name);
+    if (text == NULL)
+        buffer_string(out, "null");
+    else
+        buffer_json_string(out, text, bytes);
+    buffer_string(out, ",");
+}
+
+void tokenizer_info_handle(struct exchange *exchange) {
+    const struct server_model *model = &exchange->server->model;
+    struct buffer body = {0};
+    buffer_string(&body, "{");
+    write_token(model->tokenizer, "bos_token", tokenizer_bos(model->tokenizer), &body);
+    write_token(model->tokenizer, "eos_token", tokenizer_eos(model->tokenizer), &body);
+    buffer_format(&body, "\"add_bos_token\":%s,\"vocab_size\":%u,\"model_max_length\":%u}",
+        tokenizer_adds_bos(model->tokenizer) ? "true" : "false", model->vocabulary, model->tokens_max);
+    exchange_json(exchange, 200, &body);
 }
 
 void tokenize_handle(struct exchange *exchange) {

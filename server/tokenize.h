@@ -6,6 +6,8 @@
  * of special tokens become those tokens (default true); return_token_strs (vLLM): also the tokens' texts
  *                     -> {"tokens": [...], "count": n, "max_model_len": n[, "token_strs": [...]]}
  *   POST /detokenize  {"tokens": [...]} -> {"prompt": text, "content": text}; what is not UTF-8 becomes U+FFFD
+ *   GET /tokenizer_info (vLLM; lm-eval looks for it) -> {"bos_token": text or null, "eos_token": likewise,
+ * "add_bos_token", "vocab_size", "model_max_length"}
  */
 #ifndef SERVER_TOKENIZE_H
 #define SERVER_TOKENIZE_H
@@ -14,5 +16,6 @@
 
 void tokenize_handle(struct exchange *exchange);
 void detokenize_handle(struct exchange *exchange);
+void tokenizer_info_handle(struct exchange *exchange);
 
 #endif

@@ -62,6 +62,7 @@ def test_malformed_authorization(guarded):
 
 @pytest.mark.parametrize("method, path", [
     ("POST", COMPLETION), ("POST", "/v1/chat/completions"), ("POST", "/tokenize"), ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"), ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"), ("HEAD", "/v1/models"), ("GET", "/v1/models/fake"), ("GET", "/nowhere"), ("DELETE", COMPLETION),
     ("GET", "//health"), ("GET", "/health/"), ("GET", "/metrics/x")])
 def test_what_needs_a_key(guarded, method, path):

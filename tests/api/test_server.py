@@ -54,6 +54,14 @@ def test_tokenize_both_shapes(server):
     assert server.post("/detokenize", {"tokens": []}).json["prompt"] == ""
 
 
+def test_tokenizer_info(server):
+    """Special tokens as text, of which /tokenize makes one token each."""
+    info = server.get("/tokenizer_info").json
+    assert (info["bos_token"], info["eos_token"], info["add_bos_token"]) == ("<|im_start|>", "<|im_end|>", False)
+    assert info["model_max_length"] == 8192 and info["vocab_size"] == 49152
+    assert len(server.tokenize(info["bos_token"])) == len(server.tokenize(info["eos_token"])) == 1
+
+
 def test_tokenize_agrees_with_the_fixture(server):
     data = os.environ.get("DISTILLCACHE_TEST_DATA", os.path.join(os.path.dirname(__file__), "../data"))
     with open(os.path.join(data, "tokenizer_smollm2.json")) as file:
