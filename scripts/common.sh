@@ -99,21 +99,24 @@ need_python_module() {
   python3 -c "import $module" 2>/dev/null || die "python3 has no module $module (Debian: $package)"
 }
 
-# The Python environment, made anew when its list of packages changed.
+# need_environment [NAME]: the Python environment .venv[-NAME] of tests/requirements[-NAME].txt, made anew when that changed.
 need_environment() {
-  cmp -s "$root/tests/requirements.txt" "$root/.venv/requirements.txt" && return 0
+  local name=${1:+-$1}
+  cmp -s "$root/tests/requirements$name.txt" "$root/.venv$name/requirements.txt" && return 0
   need_python_module ensurepip python3-venv
-  with_lock make_environment
+  with_lock make_environment "$name"
 }
 
 make_environment() {
-  cmp -s "$root/tests/requirements.txt" "$root/.venv/requirements.txt" && return 0
-  say "making the Python environment"
-  rm -rf "$root/.venv"
-  python3 -m venv "$root/.venv" 9>&- || die "cannot make a Python environment"
-  "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --only-binary=:all: \
-    -r "$root/tests/requirements.txt" </dev/null 9>&- || die "cannot install the tests' Python packages"
-  cp "$root/tests/requirements.txt" "$root/.venv/requirements.txt"
+  local name=$1
+  local packages=$root/tests/requirements$name.txt folder=$root/.venv$name
+  cmp -s "$packages" "$folder/requirements.txt" && return 0
+  say "making the Python environment $(basename "$folder")"
+  rm -rf "$folder"
+  python3 -m venv "$folder" 9>&- || die "cannot make a Python environment"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --only-binary=:all: \
+    -r "$packages" </dev/null 9>&- || die "cannot install the tests' Python packages"
+  cp "$packages" "$folder/requirements.txt"
 }
 
 # find_cuda: prints the folder of a CUDA toolkit that can compile and link the CUDA backend; fails when there is none. CUDA_HOME

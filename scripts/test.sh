@@ -20,7 +20,7 @@ eval        220 pytest tests/eval: what eval measures, beside the reference and 
 bench       220 pytest tests/bench: what bench prints
 fuzz        120 seeded mutations of files and requests, with sanitizers
 template     40 pytest tests/template: chat templates beside jinja2 of Python
-api         200 pytest tests/api: real clients against the server
+api         270 pytest tests/api: real clients against the server (--full: lm-eval too, in a Python environment of its own)
 scripts     100 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
 deploy       40 pytest tests/deploy: replicas behind nginx, the dashboard beside Prometheus, manifests (--full: the steps of the image, in a fresh Debian)
 readme       50 pytest tests/readme: the examples of README.md as printed
@@ -190,6 +190,10 @@ stage_logits() {
 
 stage_api() {
   need_test_build
+  if [ -n "$full" ]; then
+    need_environment lm-eval
+    export DISTILLCACHE_TEST_LM_EVAL=$root/.venv-lm-eval/bin/python
+  fi
   DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/api
 }
 

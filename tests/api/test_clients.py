@@ -10,6 +10,7 @@ import pytest
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
 os.environ["LANGSMITH_TRACING"] = "false"
 
+pytestmark = [pytest.mark.repeats, pytest.mark.speaks]
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if tools %}{{ tools | tojson }}{# <tool_call> #}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant

@@ -67,6 +67,7 @@ def test_beside_the_reference(start_server, states):
     assert server.stop() == 0
 
 
+@pytest.mark.speaks
 def test_default_precision(server, states):
     """int8 activations: near the reference, as its README says of logits."""
     for text in TEXTS:
