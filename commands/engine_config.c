@@ -49,3 +49,22 @@ int engine_resolve_policies(
     }
     return 0;
 }
+
+int chat_config_open(const struct config *config, const struct model *model, const struct tokenizer *tokenizer,
+    struct chat_config *chat, struct error *error) {
+    if (config->chat_template[0] == '\0') {
+        chat->template = chat_template_open(model->file, tokenizer, &chat->refusal);
+        return 0;
+    }
+    chat->template = chat_template_read(config->chat_template, tokenizer, error);
+    return chat->template != NULL ? 0 : error->code;
+}
+
+struct chat_source chat_config_source(const struct chat_config *chat) {
+    return (struct chat_source){chat->template, chat->refusal.message};
+}
+
+void chat_config_close(struct chat_config *chat) {
+    chat_template_free(chat->template);
+    chat->template = NULL;
+}

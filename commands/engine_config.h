@@ -6,6 +6,7 @@
 #define COMMANDS_ENGINE_CONFIG_H
 
 #include "config/config.h"
+#include "engine/chat_template.h"
 #include "engine/engine.h"
 
 /* Borrows strings of config. */
@@ -18,5 +19,16 @@ int engine_error_of_file(const struct config *config, struct error *error);
  * trained for another model (policy_settings_resolve and its errors). */
 int engine_resolve_policies(
     const struct engine *engine, struct policy_settings *policies, size_t count, struct error *error);
+
+/* The chat template of a command. */
+struct chat_config {
+    struct chat_template *template; /* NULL: there is none, or one that cannot be read */
+    struct error refusal;           /* why */
+};
+/* The one that --chat-template names, whose faults are errors, or the model's own, whose faults are a refusal. */
+int chat_config_open(const struct config *config, const struct model *model, const struct tokenizer *tokenizer,
+    struct chat_config *chat, struct error *error);
+struct chat_source chat_config_source(const struct chat_config *chat); /* borrows */
+void chat_config_close(struct chat_config *chat);
 
 #endif

@@ -25,6 +25,7 @@ struct eval {
     const struct config *config;
     struct model *model;
     struct tokenizer *tokenizer;
+    struct chat_config chat;
     struct engine *engine;
     struct eval_plan plan;
     struct eval_results results;
@@ -61,6 +62,9 @@ static int open_engine(struct eval *eval, struct error *error) {
     eval->tokenizer = tokenizer_create(eval->model->file, error);
     if (eval->tokenizer == NULL)
         return engine_error_of_file(eval->config, error);
+    int code = chat_config_open(eval->config, eval->model, eval->tokenizer, &eval->chat, error);
+    if (code != 0)
+        return code;
     eval->engine = engine_open(eval->model, &options, error);
     return eval->engine == NULL ? error->code : 0;
 }
@@ -115,11 +119,13 @@ static int check_outputs(const struct config *config, struct error *error) {
 
 static int open_eval(struct eval *eval, const struct config *config, struct error *error) {
     eval->config = config;
+    struct chat_source chat;
     int code = check_outputs(config, error);
     if (code == 0)
         code = open_engine(eval, error);
+    chat = chat_config_source(&eval->chat);
     if (code == 0)
-        code = eval_plan_create(config, NULL, eval->engine, eval->tokenizer, &eval->plan, error);
+        code = eval_plan_create(config, NULL, eval->engine, eval->tokenizer, &chat, &eval->plan, error);
     if (code != 0)
         return code;
     uint32_t variants = eval->plan.setup.variants_count;
@@ -148,6 +154,7 @@ static void close_eval(struct eval *eval) {
     eval_results_free(&eval->results);
     eval_plan_free(&eval->plan);
     engine_close(eval->engine);
+    chat_config_close(&eval->chat);
     tokenizer_free(eval->tokenizer);
     model_free(eval->model);
 }

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/chat.h"
 #include "policy/eval/files.h"
 #include "policy/eval/generate.h"
 
@@ -96,31 +95,21 @@ static int load_items(const struct config *config, const struct tokenizer *token
     return eval_load(&options, &set->items, &set->skipped, error);
 }
 
-/* A conversation in another template than the one that is written would measure nonsense. */
-static int check_chat(const struct eval_items *items, const struct model *model, struct error *error) {
-    for (size_t i = 0; i < items->count; i++)
-        if (items->items[i].chat)
-            return chat_template_supported(model->file, error);
-    return 0;
-}
-
-static int add_questions(const struct config *config, const struct engine *engine, const struct tokenizer *tokenizer,
+static int add_questions(const struct config *config, const struct tokenizer *tokenizer, const struct chat_source *chat,
     uint32_t length, struct eval_set *set, struct error *error) {
     int code = load_items(config, tokenizer, length, set, error);
     if (code == 0 && set->items.count == 0)
         code = error_set(error, ERROR_INVALID, "task %s has no item of at most %u tokens (%u are longer)", config->task,
             length, set->skipped);
     if (code == 0)
-        code = check_chat(&set->items, engine_model(engine), error);
-    if (code == 0)
         code = allocate_questions(set, set->items.count, error);
     for (; code == 0 && set->count < set->items.count; set->count += code == 0)
         code = eval_question_create(
-            tokenizer, &set->items.items[set->count], config->query_aware, &set->questions[set->count], error);
+            tokenizer, chat, &set->items.items[set->count], config->query_aware, &set->questions[set->count], error);
     return code;
 }
 
-int eval_plan_items(const struct config *config, const struct engine *engine, const struct tokenizer *tokenizer,
+int eval_plan_items(const struct config *config, const struct tokenizer *tokenizer, const struct chat_source *chat,
     struct eval_plan *plan, struct error *error) {
     plan->sets = calloc(plan->setup.lengths_count, sizeof *plan->sets);
     if (plan->sets == NULL)
@@ -129,6 +118,6 @@ int eval_plan_items(const struct config *config, const struct engine *engine, co
         return add_all_prompts(config, tokenizer, plan, error);
     int code = 0;
     for (uint32_t i = 0; i < plan->setup.lengths_count && code == 0; i++)
-        code = add_questions(config, engine, tokenizer, plan->lengths[i], &plan->sets[i], error);
+        code = add_questions(config, tokenizer, chat, plan->lengths[i], &plan->sets[i], error);
     return code;
 }

@@ -115,7 +115,7 @@ static int add_lengths(
 /* ---- all ---- */
 
 int eval_plan_create(const struct config *config, const struct trained_policies *trained, const struct engine *engine,
-    const struct tokenizer *tokenizer, struct eval_plan *plan, struct error *error) {
+    const struct tokenizer *tokenizer, const struct chat_source *chat, struct eval_plan *plan, struct error *error) {
     const struct model *model = engine_model(engine);
     *plan = (struct eval_plan){0};
     snprintf(
@@ -132,7 +132,7 @@ int eval_plan_create(const struct config *config, const struct trained_policies 
         code = add_lengths(config, engine, plan, error);
     if (code == 0)
         code = add_variants(config, trained, engine, plan, error);
-    return code == 0 ? eval_plan_items(config, engine, tokenizer, plan, error) : code;
+    return code == 0 ? eval_plan_items(config, tokenizer, chat, plan, error) : code;
 }
 
 void eval_plan_free(struct eval_plan *plan) {

@@ -30,11 +30,11 @@ struct eval_set {
 /* ERROR_INVALID: a task that there is not, one without its file, a policy that is none; ERROR_IO, ERROR_FORMAT of
  * files; ERROR_MEMORY. To be freed in any case. */
 int eval_plan_create(const struct config *config, const struct trained_policies *trained, const struct engine *engine,
-    const struct tokenizer *tokenizer, struct eval_plan *plan, struct error *error);
+    const struct tokenizer *tokenizer, const struct chat_source *chat, struct eval_plan *plan, struct error *error);
 void eval_plan_free(struct eval_plan *plan);
 
 /* eval_items.c: fills plan->sets. */
-int eval_plan_items(const struct config *config, const struct engine *engine, const struct tokenizer *tokenizer,
+int eval_plan_items(const struct config *config, const struct tokenizer *tokenizer, const struct chat_source *chat,
     struct eval_plan *plan, struct error *error);
 void eval_set_free(struct eval_set *set);
 

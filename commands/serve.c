@@ -6,7 +6,6 @@
 #include "commands/engine_config.h"
 #include "commands/serve_evaluate.h"
 #include "engine/background.h"
-#include "engine/chat_template.h"
 #include "engine/log.h"
 #include "grammar/vocabulary.h"
 #include "policy/train/train.h"
@@ -25,8 +24,7 @@ struct serve {
     struct scheduler *scheduler;
     struct policy_settings *policies; /* one */
     size_t policies_count;
-    struct chat_template *chat_template; /* NULL: there is none, or one that cannot be read */
-    struct error chat_error;
+    struct chat_config chat;
 };
 
 /* The server's own policy, which the model must be able to have. */
@@ -56,21 +54,15 @@ static int serve_read_policy(struct serve *serve, const struct server_hooks *hoo
     return code;
 }
 
-/* The model's own template, whose faults end chats only, or the one that was asked for. */
 static int serve_read_template(struct serve *serve, struct error *error) {
-    const struct config *config = serve->config;
-    if (config->chat_template[0] != '\0') {
-        serve->chat_template = chat_template_read(config->chat_template, serve->tokenizer, error);
-        if (serve->chat_template == NULL)
-            return error->code;
-    } else {
-        serve->chat_template = chat_template_open(serve->model->file, serve->tokenizer, &serve->chat_error);
-    }
-    enum tool_format format = tool_format_find(config->tool_call_format);
-    if (serve->chat_template == NULL)
-        log_event(LOG_WARNING, NULL, "no chats", "why", LOG_STRING(serve->chat_error.message), NULL);
+    enum tool_format format = tool_format_find(serve->config->tool_call_format);
+    int code = chat_config_open(serve->config, serve->model, serve->tokenizer, &serve->chat, error);
+    if (code != 0)
+        return code;
+    if (serve->chat.template == NULL)
+        log_event(LOG_WARNING, NULL, "no chats", "why", LOG_STRING(serve->chat.refusal.message), NULL);
     else if (format != TOOL_FORMAT_UNKNOWN)
-        chat_template_set_format(serve->chat_template, format);
+        chat_template_set_format(serve->chat.template, format);
     return 0;
 }
 
@@ -113,8 +105,8 @@ static int serve_load(
         .tokenizer = serve->tokenizer,
         .grammar_vocabulary = serve->grammar_vocabulary,
         .fingerprint = serve->model->fingerprint,
-        .chat_template = serve->chat_template,
-        .chat_refusal = serve->chat_error.message,
+        .chat_template = serve->chat.template,
+        .chat_refusal = serve->chat.refusal.message,
         .vocabulary = serve->model->shape.vocabulary,
         .width = serve->model->shape.width,
         .context = engine_context(serve->engine),
@@ -150,7 +142,7 @@ int command_serve(const struct config *config) {
     server_free(server);
     config_free_policies(serve.policies, serve.policies_count);
     engine_close(serve.engine);
-    chat_template_free(serve.chat_template);
+    chat_config_close(&serve.chat);
     grammar_vocabulary_free(serve.grammar_vocabulary);
     tokenizer_free(serve.tokenizer);
     model_free(serve.model);

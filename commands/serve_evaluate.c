@@ -101,7 +101,8 @@ static int write_report(const struct evaluate *evaluate, char **out, struct erro
 
 static int evaluate_prepare(struct evaluate *evaluate, struct error *error) {
     const struct evaluation_run *asked = evaluate->asked;
-    int code = eval_plan_create(asked->config, asked->trained, asked->engine, asked->tokenizer, &evaluate->plan, error);
+    int code = eval_plan_create(
+        asked->config, asked->trained, asked->engine, asked->tokenizer, &asked->chat, &evaluate->plan, error);
     if (code != 0)
         return code;
     uint32_t variants = evaluate->plan.setup.variants_count;

@@ -25,6 +25,7 @@ struct train {
     struct train_options options;
     struct model *model;
     struct tokenizer *tokenizer;
+    struct chat_config chat;
     struct engine *engine;
     struct train_plot plot;
     bool terminal, line_open;
@@ -136,6 +137,9 @@ static int open_train(struct train *train, struct error *error) {
     train->tokenizer = tokenizer_create(train->model->file, error);
     if (train->tokenizer == NULL)
         return engine_error_of_file(train->config, error);
+    int code = chat_config_open(train->config, train->model, train->tokenizer, &train->chat, error);
+    if (code != 0)
+        return code;
     train->engine = engine_open(train->model, &options, error);
     return train->engine == NULL ? error->code : 0;
 }
@@ -159,6 +163,7 @@ static int run_train(struct train *train, const char *directory, struct error *e
     struct train_run run = {.options = train->options,
         .engine = train->engine,
         .tokenizer = train->tokenizer,
+        .chat = chat_config_source(&train->chat),
         .data = config->data[0] != '\0' ? config->data : NULL,
         .valid = config->valid[0] != '\0' ? config->valid : NULL,
         .directory = directory,
@@ -199,6 +204,7 @@ int command_train(const struct config *config) {
     else if (code != 0)
         fprintf(stderr, "distillcache train: %s\n", error.message);
     engine_close(train.engine);
+    chat_config_close(&train.chat);
     tokenizer_free(train.tokenizer);
     model_free(train.model);
     train_plot_free(&train.plot);

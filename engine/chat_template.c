@@ -64,6 +64,22 @@ int chat_template_render(const struct chat_template *template, const struct chat
     return render(template, input, 0, 0, out, error);
 }
 
+/* --- Messages --- */
+
+const char *chat_template_role(const struct chat_template *template, const char *role) {
+    static const char *const roles[] = {"system", "user", "assistant", "tool", "function"};
+    if (strcmp(role, "developer") == 0)
+        return template->abilities.developer ? "developer" : "system";
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        if (strcmp(role, roles[i]) == 0)
+            return roles[i];
+    return NULL;
+}
+
+json_t *chat_template_content(const struct chat_template *template, json_t *text) {
+    return template->abilities.parts ? json_pack("[{s:s,s:o}]", "type", "text", "text", text) : text;
+}
+
 /* --- What it can do --- */
 
 /* Renders messages (a JSON text) with tools (one too, or NULL): the text, which the caller frees; NULL: it refuses. */

@@ -5,7 +5,10 @@
  *
  * The text comes with marks (template.h): what clients wrote is marked, so that the texts of special tokens in it stay
  * text (tokenizer_encode_marked), while those that the template writes become tokens. Roles are not marked: templates
- * make special tokens of them (<|user|>), and they are of a closed set, which the caller checks.
+ * make special tokens of them (<|user|>), and they are of a closed set, which the caller checks (chat_template_role).
+ *
+ * The server, training and evaluation all write conversations through it, so that a policy is trained and measured on
+ * what is served.
  */
 #ifndef ENGINE_CHAT_TEMPLATE_H
 #define ENGINE_CHAT_TEMPLATE_H
@@ -51,6 +54,12 @@ void chat_template_free(struct chat_template *template); /* NULL allowed */
 const struct chat_abilities *chat_template_abilities(const struct chat_template *template);
 void chat_template_set_format(struct chat_template *template, enum tool_format format);
 
+/* The template's own name of a role (system, developer, user, assistant, tool, function); NULL: it is none of them. */
+const char *chat_template_role(const struct chat_template *template, const char *role);
+/* A content in the form that the template takes: the text itself, or an array of one part. Takes the reference, and
+ * returns one; NULL: no memory, or text is NULL. */
+json_t *chat_template_content(const struct chat_template *template, json_t *text);
+
 struct chat_input {
     const json_t *messages;  /* as the template is to see them */
     const json_t *tools;     /* NULL: none */
@@ -59,8 +68,17 @@ struct chat_input {
     bool add_generation_prompt;
     int64_t now; /* Unix time */
 };
+/* Noon of 26 July 2024, UTC: the date that Llama's templates write where they are told none. For conversations that
+ * must be the same whenever they are written: those of training and evaluation. */
+#define CHAT_FIXED_TIME INT64_C(1721995200)
 /* ERROR_FORMAT: the template refuses them ("line N: ..."), or ERROR_MEMORY. */
 int chat_template_render(const struct chat_template *template, const struct chat_input *input,
     struct template_text *out, struct error *error);
+
+/* For those who can do without a template unless there are conversations. */
+struct chat_source {
+    const struct chat_template *template; /* NULL: conversations are refused */
+    const char *refusal;                  /* why */
+};
 
 #endif

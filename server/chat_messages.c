@@ -12,20 +12,9 @@ enum { TOOLS_MAX = 1024, NAME_BYTES_MAX = 256, VARIABLES_MAX = 32 };
 
 /* --- One message --- */
 
-/* The template's role for an API role, NULL for none. */
-static const char *chat_role(const char *role, const struct chat_abilities *abilities) {
-    static const char *const roles[] = {"system", "user", "assistant", "tool", "function"};
-    if (strcmp(role, "developer") == 0)
-        return abilities->developer ? "developer" : "system";
-    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
-        if (strcmp(role, roles[i]) == 0)
-            return roles[i];
-    return NULL;
-}
-
-static int read_role(json_t *message, size_t number, const struct chat_abilities *abilities, struct fault *fault) {
+static int read_role(json_t *message, size_t number, const struct chat_template *template, struct fault *fault) {
     const json_t *given = field_get(message, "role");
-    const char *role = json_is_string(given) ? chat_role(json_string_value(given), abilities) : NULL;
+    const char *role = json_is_string(given) ? chat_template_role(template, json_string_value(given)) : NULL;
     char name[48];
     if (role != NULL)
         return json_object_set_new(message, "role", json_string(role)) == 0 ? 0 : fault_memory(fault);
@@ -62,7 +51,8 @@ static json_t *join_parts(const json_t *parts, const char *name, struct fault *f
 }
 
 /* Content in the form that the template takes. */
-static int read_content(json_t *message, size_t number, const struct chat_abilities *abilities, struct fault *fault) {
+static int read_content(json_t *message, size_t number, const struct chat_template *template, struct fault *fault) {
+    const struct chat_abilities *abilities = chat_template_abilities(template);
     const json_t *content = field_get(message, "content");
     const char *role = json_string_value(json_object_get(message, "role"));
     bool calls = json_array_size(field_get(message, "tool_calls")) > 0;
@@ -87,8 +77,7 @@ static int read_content(json_t *message, size_t number, const struct chat_abilit
         json_decref(text);
         return 0;
     }
-    if (abilities->parts)
-        text = json_pack("[{s:s,s:o}]", "type", "text", "text", text);
+    text = chat_template_content(template, text);
     return text != NULL && json_object_set_new(message, "content", text) == 0 ? 0 : fault_memory(fault);
 }
 
@@ -154,7 +143,7 @@ static int read_calls(json_t *message, size_t number, const struct chat_abilitie
 
 /* A copy of the message for the template, added to the list. */
 static int read_message(
-    const json_t *item, size_t number, const struct chat_abilities *abilities, json_t *list, struct fault *fault) {
+    const json_t *item, size_t number, const struct chat_template *template, json_t *list, struct fault *fault) {
     char name[48];
     snprintf(name, sizeof name, "messages[%zu]", number);
     if (!json_is_object(item))
@@ -162,12 +151,12 @@ static int read_message(
     json_t *message = json_copy((json_t *)item);
     if (message == NULL || json_array_append_new(list, message) != 0)
         return fault_memory(fault);
-    if (read_role(message, number, abilities, fault) != 0 || read_content(message, number, abilities, fault) != 0)
+    if (read_role(message, number, template, fault) != 0 || read_content(message, number, template, fault) != 0)
         return -1;
-    return read_calls(message, number, abilities, fault);
+    return read_calls(message, number, chat_template_abilities(template), fault);
 }
 
-static json_t *read_messages(const json_t *body, const struct chat_abilities *abilities, struct fault *fault) {
+static json_t *read_messages(const json_t *body, const struct chat_template *template, struct fault *fault) {
     const json_t *messages = field_get(body, "messages");
     size_t i;
     json_t *item, *list = json_array();
@@ -177,7 +166,7 @@ static json_t *read_messages(const json_t *body, const struct chat_abilities *ab
         return NULL;
     }
     json_array_foreach(messages, i, item) {
-        if (read_message(item, i, abilities, list, fault) != 0) {
+        if (read_message(item, i, template, list, fault) != 0) {
             json_decref(list);
             return NULL;
         }
@@ -320,7 +309,7 @@ int chat_messages_render(const json_t *body, const struct parse_context *context
     if (tools->forced && !input.add_generation_prompt)
         return fault_invalid(
             fault, "tool_choice", "tool_choice can only force a call where the assistant begins to speak");
-    json_t *messages = read_messages(body, abilities, fault);
+    json_t *messages = read_messages(body, context->chat_template, fault);
     if (messages == NULL)
         return -1;
     input.messages = messages;

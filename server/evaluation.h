@@ -18,6 +18,7 @@
 #define SERVER_EVALUATION_H
 
 #include "config/config.h"
+#include "engine/chat_template.h"
 #include "server/fields.h"
 
 struct engine;
@@ -29,6 +30,7 @@ struct evaluation_run {
     const struct trained_policies *trained;
     struct engine *engine;
     const struct tokenizer *tokenizer;
+    struct chat_source chat;
     struct background *background;  /* NULL: the engine is free */
     bool (*stopped)(void *context); /* asked between steps: end with ERROR_CANCELLED */
     void (*progress)(void *context, uint64_t done, uint64_t total);

@@ -65,6 +65,7 @@ static int evaluate_run(struct jobs *jobs, const struct config *config, const st
         .trained = trained,
         .engine = model->engine,
         .tokenizer = model->tokenizer,
+        .chat = {model->chat_template, model->chat_refusal},
         .background = model->background,
         .stopped = evaluate_on_asked,
         .progress = evaluate_on_progress,

@@ -276,6 +276,7 @@ static int train_run_job(struct jobs *jobs, struct train_paths *paths, struct ta
     struct error error = {0};
     struct train_run run = {.engine = model->engine,
         .tokenizer = model->tokenizer,
+        .chat = {model->chat_template, model->chat_refusal},
         .background = model->background,
         .data = paths->data,
         .directory = paths->directory,

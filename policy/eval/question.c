@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/chat.h"
 #include "engine/random.h"
 #include "policy/eval/prose.h"
 
@@ -41,37 +40,55 @@ static int encode(const struct tokenizer *tokenizer, const char *text, size_t by
     return tokenizer_encode(tokenizer, text, bytes, special, out, error);
 }
 
-/* What stands before and after a user's words in a conversation of one message: offsets into the rendered text. */
-static char *render_frame(size_t *head, size_t *tail) {
-    static const char mark[] = "\x01";
-    size_t bytes;
-    struct chat_message message = {.role = "user", .content = mark, .content_bytes = 1};
-    char *text = chat_render(&message, 1, true, &bytes);
-    if (text == NULL)
-        return NULL;
-    *head = (size_t)(strchr(text, mark[0]) - text);
-    *tail = *head + 1;
-    return text;
+/* Finds the one byte of the text that came from the message. */
+static bool find_words(const struct template_text *text, char words, size_t *at) {
+    size_t found = 0;
+    for (size_t i = 0; text->input != NULL && i < text->bytes; i++) {
+        if (text->input[i] == 0)
+            continue;
+        found++;
+        *at = i;
+    }
+    return found == 1 && text->text[*at] == words;
 }
 
-static int encode_parts(const struct tokenizer *tokenizer, const struct eval_item *item, struct token_list *asked,
-    struct eval_question *question, struct error *error) {
-    size_t head = 0, tail = 0;
-    char *frame = item->chat ? render_frame(&head, &tail) : NULL;
-    if (item->chat && frame == NULL)
+/* What stands before (head bytes) and after (from head + 1) a user's words in a conversation of one message. */
+static int render_frame(const struct chat_source *chat, struct template_text *text, size_t *head, struct error *error) {
+    static const char words[] = "\x01";
+    if (chat->template == NULL)
+        return error_set(error, ERROR_UNSUPPORTED, "%s",
+            chat->refusal != NULL ? chat->refusal : "the model has no chat template, and the task asks in a chat");
+    json_t *content = chat_template_content(chat->template, json_string(words));
+    json_t *messages = content == NULL ? NULL : json_pack("[{s:s, s:o}]", "role", "user", "content", content);
+    if (messages == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for a conversation");
-    int code = 0;
-    if (item->chat)
-        code = encode(tokenizer, frame, head, true, &question->prompt, error);
-    else if (tokenizer_adds_bos(tokenizer) && tokenizer_bos(tokenizer) >= 0)
+    const struct chat_input input = {.messages = messages, .add_generation_prompt = true, .now = CHAT_FIXED_TIME};
+    struct error cause = {0};
+    int code = chat_template_render(chat->template, &input, text, &cause);
+    json_decref(messages);
+    if (code != 0)
+        return error_set(error, code, "the chat template refuses a user's message: %.300s", cause.message);
+    return find_words(text, words[0], head)
+               ? 0
+               : error_set(error, ERROR_UNSUPPORTED, "the chat template does not write a user's message as it is");
+}
+
+static int encode_parts(const struct tokenizer *tokenizer, const struct chat_source *chat, const struct eval_item *item,
+    struct token_list *asked, struct eval_question *question, struct error *error) {
+    struct template_text frame = {0};
+    size_t head = 0;
+    int code = item->chat ? render_frame(chat, &frame, &head, error) : 0;
+    if (code == 0 && item->chat)
+        code = encode(tokenizer, frame.text, head, true, &question->prompt, error);
+    else if (code == 0 && tokenizer_adds_bos(tokenizer) && tokenizer_bos(tokenizer) >= 0)
         code = token_list_append(&question->prompt, tokenizer_bos(tokenizer));
     if (code == 0)
         code = encode(tokenizer, item->context, strlen(item->context), false, &question->prompt, error);
     if (code == 0)
         code = encode(tokenizer, item->question, strlen(item->question), false, asked, error);
     if (code == 0 && item->chat)
-        code = encode(tokenizer, frame + tail, strlen(frame + tail), true, asked, error);
-    free(frame);
+        code = encode(tokenizer, frame.text + head + 1, frame.bytes - head - 1, true, asked, error);
+    template_text_free(&frame);
     return code;
 }
 
@@ -101,11 +118,11 @@ static int append_tokens(struct token_list *to, const int32_t *ids, size_t count
     return 0;
 }
 
-int eval_question_create(const struct tokenizer *tokenizer, const struct eval_item *item, bool query_aware,
-    struct eval_question *question, struct error *error) {
+int eval_question_create(const struct tokenizer *tokenizer, const struct chat_source *chat,
+    const struct eval_item *item, bool query_aware, struct eval_question *question, struct error *error) {
     *question = (struct eval_question){0};
     struct token_list asked = {0};
-    int code = encode_parts(tokenizer, item, &asked, question, error);
+    int code = encode_parts(tokenizer, chat, item, &asked, question, error);
     if (code == 0)
         code = encode_gold(tokenizer, item, &question->gold, error);
     if (code == 0)

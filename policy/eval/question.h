@@ -9,6 +9,7 @@
 #ifndef POLICY_EVAL_QUESTION_H
 #define POLICY_EVAL_QUESTION_H
 
+#include "engine/chat_template.h"
 #include "engine/tokenizer.h"
 #include "policy/eval/item.h"
 
@@ -20,8 +21,10 @@ struct eval_question {
     uint64_t digest;          /* over all tokens */
 };
 
-int eval_question_create(const struct tokenizer *tokenizer, const struct eval_item *item, bool query_aware,
-    struct eval_question *question, struct error *error);
+/* chat: writes items that are chats, as the server does, with CHAT_FIXED_TIME. ERROR_UNSUPPORTED: there is none, or it
+ * does not write a user's message as it is; ERROR_INVALID: no words at all; ERROR_MEMORY. */
+int eval_question_create(const struct tokenizer *tokenizer, const struct chat_source *chat,
+    const struct eval_item *item, bool query_aware, struct eval_question *question, struct error *error);
 void eval_question_free(struct eval_question *question);
 
 /* The bytes of a text file, NUL-terminated; the caller frees them. NULL: ERROR_IO, ERROR_INVALID (too large),

@@ -15,6 +15,7 @@ enum { STREAM_ORDER = 0x4F524452, STREAM_CUT = 0x43555453, HELD_OUT_OF = 10, MES
 struct prompt_record {
     size_t begin;
     uint32_t prompt, count;
+    bool chat;
 };
 
 struct dataset {
@@ -99,7 +100,7 @@ static int add_text(struct dataset *dataset, const char *text, struct error *err
 }
 
 /* Takes the tokens that were appended to lines from `begin` on as a record, unless its prompt does not fit. */
-static int add_record(struct dataset *dataset, size_t begin, size_t prompt, struct error *error) {
+static int add_record(struct dataset *dataset, size_t begin, size_t prompt, bool chat, struct error *error) {
     size_t count = dataset->lines.count - begin;
     if (prompt < dataset->options.least || prompt > dataset->options.most) {
         dataset->skipped++;
@@ -112,54 +113,80 @@ static int add_record(struct dataset *dataset, size_t begin, size_t prompt, stru
         return no_memory(error);
     dataset->records = grown;
     dataset->records[dataset->records_count++] =
-        (struct prompt_record){.begin = begin, .prompt = (uint32_t)prompt, .count = (uint32_t)count};
+        (struct prompt_record){.begin = begin, .prompt = (uint32_t)prompt, .count = (uint32_t)count, .chat = chat};
     return 0;
 }
 
-static int add_prompt(
-    struct dataset *dataset, const char *prompt, const char *completion, bool special, struct error *error) {
+static int add_prompt(struct dataset *dataset, const char *prompt, const char *completion, struct error *error) {
     const struct tokenizer *tokenizer = dataset->options.tokenizer;
     size_t begin = dataset->lines.count, count = 0;
-    int code = tokenizer_encode(tokenizer, prompt, strlen(prompt), special, &dataset->lines, error);
+    int code = tokenizer_encode(tokenizer, prompt, strlen(prompt), false, &dataset->lines, error);
     count = dataset->lines.count - begin;
     if (code == 0 && completion != NULL)
-        code = tokenizer_encode(tokenizer, completion, strlen(completion), special, &dataset->lines, error);
-    return code == 0 ? add_record(dataset, begin, count, error) : code;
+        code = tokenizer_encode(tokenizer, completion, strlen(completion), false, &dataset->lines, error);
+    return code == 0 ? add_record(dataset, begin, count, false, error) : code;
 }
 
-static int read_messages(
-    struct eval_place place, const json_t *list, struct chat_message *messages, struct error *error) {
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *message = json_array_get(list, i), *role = json_object_get(message, "role"),
-                     *content = json_object_get(message, "content");
-        if (!json_is_string(role) || !json_is_string(content))
-            return eval_field_error(place, error, "messages", "role and content of each must be texts");
-        messages[i] = (struct chat_message){.role = json_string_value(role),
-            .content = json_string_value(content),
-            .content_bytes = json_string_length(content)};
+/* A message as the template takes it, added to the list. */
+static int add_message(const struct chat_template *template, struct eval_place place, const json_t *message,
+    json_t *list, struct error *error) {
+    const json_t *role = json_object_get(message, "role"), *content = json_object_get(message, "content");
+    if (!json_is_string(role) || !json_is_string(content))
+        return eval_field_error(place, error, "messages", "role and content of each must be texts");
+    const char *name = chat_template_role(template, json_string_value(role));
+    if (name == NULL)
+        return eval_field_error(
+            place, error, "messages", "a role must be one of system, developer, user, assistant, tool, function");
+    json_t *text = chat_template_content(template, json_incref((json_t *)content));
+    json_t *copy = text == NULL ? NULL : json_pack("{s:s, s:o}", "role", name, "content", text);
+    return copy != NULL && json_array_append_new(list, copy) == 0 ? 0 : no_memory(error);
+}
+
+/* Appends the tokens of a conversation's prompt. */
+static int append_conversation(
+    struct dataset *dataset, struct eval_place place, const json_t *messages, struct error *error) {
+    const struct chat_input input = {.messages = messages, .add_generation_prompt = true, .now = CHAT_FIXED_TIME};
+    struct template_text text = {0};
+    struct error cause = {0};
+    int code = chat_template_render(dataset->options.chat.template, &input, &text, &cause);
+    if (code == ERROR_FORMAT) {
+        char why[300];
+        snprintf(why, sizeof why, "the chat template refuses them: %.240s", cause.message);
+        return eval_field_error(place, error, "messages", why);
     }
-    return 0;
+    if (code == 0)
+        code = tokenizer_encode_marked(
+            dataset->options.tokenizer, text.text, text.input, text.bytes, &dataset->lines, &cause);
+    template_text_free(&text);
+    return code == 0 ? 0 : no_memory(error);
 }
 
+/* The last message of the assistant is the completion. */
 static int add_messages(struct dataset *dataset, struct eval_place place, const json_t *list, struct error *error) {
-    size_t count = json_array_size(list), bytes;
+    const struct chat_source *chat = &dataset->options.chat;
+    size_t count = json_array_size(list), begin = dataset->lines.count, prompt;
     if (!json_is_array(list) || count == 0 || count > MESSAGES_MAX)
         return eval_field_error(place, error, "messages", "not a list of 1 to 4,096 messages");
-    if (!dataset->options.chat)
-        return eval_field_error(place, error, "messages", "the model has no chat template that is known here");
-    struct chat_message *messages = calloc(count, sizeof *messages);
-    if (messages == NULL)
-        return no_memory(error);
-    int code = read_messages(place, list, messages, error);
-    if (code == 0) {
-        bool answered = count > 1 && strcmp(messages[count - 1].role, "assistant") == 0;
-        char *prompt = chat_render(messages, answered ? count - 1 : count, true, &bytes);
-        code = prompt == NULL ? no_memory(error)
-                              : add_prompt(dataset, prompt, answered ? messages[count - 1].content : NULL, true, error);
-        free(prompt);
-    }
-    free(messages);
-    return code;
+    if (chat->template == NULL)
+        return eval_field_error(
+            place, error, "messages", chat->refusal != NULL ? chat->refusal : "the model has no chat template");
+    json_t *messages = json_array();
+    int code = messages == NULL ? no_memory(error) : 0;
+    for (size_t i = 0; code == 0 && i < count; i++)
+        code = add_message(chat->template, place, json_array_get(list, i), messages, error);
+    const json_t *last = json_array_get(list, count - 1), *answer = json_object_get(last, "content");
+    bool answered =
+        code == 0 && count > 1 && strcmp(json_string_value(json_object_get(last, "role")), "assistant") == 0;
+    if (answered)
+        json_array_remove(messages, count - 1);
+    if (code == 0)
+        code = append_conversation(dataset, place, messages, error);
+    prompt = dataset->lines.count - begin;
+    if (answered && code == 0)
+        code = tokenizer_encode(dataset->options.tokenizer, json_string_value(answer), json_string_length(answer),
+            false, &dataset->lines, error);
+    json_decref(messages);
+    return code == 0 ? add_record(dataset, begin, prompt, true, error) : code;
 }
 
 static int add_line(struct dataset *dataset, struct eval_place place, struct error *error) {
@@ -176,7 +203,7 @@ static int add_line(struct dataset *dataset, struct eval_place place, struct err
     if (code == 0 && text == NULL && prompt == NULL)
         code = eval_field_error(place, error, "text", "missing, and no prompt or messages in its place");
     if (code == 0)
-        code = text != NULL ? add_text(dataset, text, error) : add_prompt(dataset, prompt, completion, false, error);
+        code = text != NULL ? add_text(dataset, text, error) : add_prompt(dataset, prompt, completion, error);
     free(text);
     free(prompt);
     free(completion);
@@ -310,6 +337,7 @@ static int take_data(struct dataset *dataset, uint64_t index, struct dataset_seq
         return cut_text(dataset, index, unit, out, error);
     const struct prompt_record *record = &dataset->records[unit - dataset->pieces];
     out->prompt = record->prompt;
+    out->chat = record->chat;
     out->own = out->own || record->count == record->prompt;
     return append(&dataset->sequence, dataset->lines.ids + record->begin, record->count, error);
 }
@@ -337,7 +365,7 @@ int dataset_sequence(struct dataset *dataset, uint64_t index, struct dataset_seq
     int code =
         after > before ? take_copying(dataset, before, out, error) : take_data(dataset, index - before, out, error);
     int32_t bos = tokenizer_bos(dataset->options.tokenizer);
-    if (code == 0 && tokenizer_adds_bos(dataset->options.tokenizer) && bos >= 0)
+    if (code == 0 && !out->chat && tokenizer_adds_bos(dataset->options.tokenizer) && bos >= 0)
         dataset->sequence.ids[0] = bos; /* the length stays */
     out->tokens = dataset->sequence.ids;
     out->count = (uint32_t)dataset->sequence.count;

@@ -4,14 +4,15 @@
  *
  * Files: plain text (.txt: one long text, cut into sequences; only its first half is used unless `whole`, the second is
  * the evaluation's), or JSON lines with "text" (one after the other they make a long text, so that short ones serve
- * too), or "prompt" and optionally "completion", or "messages" (the model's chat template; a last message of the
- * assistant is the completion). Lines whose prompt is too short or too long are passed over. `copying` adds generated
- * prompts that can only be continued by copying from them (copying.h). Order and cuts depend on the seed only.
+ * too), or "prompt" and optionally "completion", or "messages" (rendered as the server does, engine/chat_template.h,
+ * with CHAT_FIXED_TIME; a last message of the assistant is the completion). Lines whose prompt is too short or too long
+ * are passed over. `copying` adds generated prompts that can only be continued by copying from them (copying.h). Order
+ * and cuts depend on the seed only.
  */
 #ifndef POLICY_TRAIN_DATASET_H
 #define POLICY_TRAIN_DATASET_H
 
-#include "engine/chat.h"
+#include "engine/chat_template.h"
 #include "engine/tokenizer.h"
 
 enum dataset_part {
@@ -22,10 +23,10 @@ enum dataset_part {
 
 struct dataset_options {
     const struct tokenizer *tokenizer;
-    bool chat;            /* the model has the chat template that engine/chat.h writes; else messages are refused */
-    uint32_t least, most; /* tokens of a prompt */
-    uint32_t future;      /* tokens that must follow it; for records with a completion as many as there are */
-    double copying;       /* part of the sequences, 0 to 1 */
+    struct chat_source chat; /* that writes messages */
+    uint32_t least, most;    /* tokens of a prompt */
+    uint32_t future;         /* tokens that must follow it; for records with a completion as many as there are */
+    double copying;          /* part of the sequences, 0 to 1 */
     bool whole;
     enum dataset_part part;
     uint64_t seed;
@@ -37,6 +38,8 @@ struct dataset_sequence {
     uint32_t count;  /* of all; of a prompt without a completion the same */
     bool own;        /* what follows the prompt is to be the teacher's own continuation (every other sequence) */
     bool copies;     /* generated */
+    bool chat;       /* messages: begins as the template lets it begin; all others with the BOS token, where the model
+                        wants one */
 };
 
 struct dataset; /* opaque */

@@ -188,7 +188,7 @@ static int load_data(struct training *training, struct error *error) {
     uint32_t recorded = record_tokens(options, options->pruned_steps > 0, options->interval);
     uint32_t future = recorded > options->rollout ? recorded : options->rollout;
     struct dataset_options data = {.tokenizer = run->tokenizer,
-        .chat = chat_template_supported(engine_model(run->engine)->file, NULL) == 0,
+        .chat = run->chat,
         .least = options->prompt_least,
         .most = options->prompt_most,
         .future = future,

@@ -25,7 +25,7 @@
 #define POLICY_TRAIN_TRAIN_H
 
 #include "engine/background.h"
-#include "engine/chat.h"
+#include "engine/chat_template.h"
 #include "engine/engine.h"
 #include "engine/tokenizer.h"
 #include "policy/network.h"
@@ -121,6 +121,7 @@ struct train_run {
     struct train_options options;
     struct engine *engine;
     const struct tokenizer *tokenizer;
+    struct chat_source chat;       /* of conversations in the data */
     struct background *background; /* NULL: the engine is the caller's alone */
     const char *data;              /* file; NULL: generated sequences only */
     const char *valid;             /* file; NULL: held out from data */

@@ -53,7 +53,7 @@ static struct dataset *load_held_out(const struct training *training, struct err
     const struct train_run *run = training->run;
     uint32_t least = options->prompt_most < LENGTH_LEAST ? options->prompt_most : LENGTH_LEAST;
     struct dataset_options data = {.tokenizer = run->tokenizer,
-        .chat = chat_template_supported(engine_model(run->engine)->file, NULL) == 0,
+        .chat = run->chat,
         .least = options->prompt_least > least ? options->prompt_least : least,
         .most = options->prompt_most,
         .future = options->valid_rollout + 1,

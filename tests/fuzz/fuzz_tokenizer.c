@@ -6,7 +6,7 @@
  */
 #include "tests/fuzz/fuzz.h"
 
-#include "engine/chat.h"
+#include "engine/chat_template.h"
 #include "engine/tokenizer.h"
 #include "tests/unit/tiny_llama.h"
 
@@ -90,8 +90,8 @@ static void open_file(const char *text, size_t text_bytes, const uint8_t *file, 
         encode(tokenizer, text, text_bytes, false);
         encode(tokenizer, text, text_bytes, true);
         encode(tokenizer, (const char *)file, bytes, true);
+        chat_template_free(chat_template_open(gguf, tokenizer, &error));
     }
-    chat_template_supported(gguf, &error);
     tokenizer_free(tokenizer);
     gguf_free(gguf);
 }

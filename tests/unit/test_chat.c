@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every conversation of tests/data/chat_template_smollm2.json: the prompt that jinja2 renders. The ids need the real
- * model: test_tokenizer_model.
+ * Chat templates of model files: every conversation of tests/data/chat_template_smollm2.json as jinja2 renders it (the
+ * ids need the real model: test_tokenizer_model), and files without a template, or with a wrong one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/chat.h"
-#include "tests/unit/gguf_writer.h"
+#include "engine/chat_template.h"
+#include "tests/unit/tiny_llama.h"
 
 static json_t *load_fixture(void) {
     char path[4096];
@@ -27,90 +27,108 @@ static json_t *load_fixture(void) {
     return fixture;
 }
 
-static void check_case(const json_t *one) {
-    json_t *list = json_object_get(one, "messages"), *prompt = json_object_get(one, "prompt");
-    struct chat_message messages[64];
-    size_t count = json_array_size(list), bytes;
-    assert_in_range(count, 1, 64);
-    for (size_t i = 0; i < count; i++) {
-        json_t *content = json_object_get(json_array_get(list, i), "content");
-        messages[i].role = json_string_value(json_object_get(json_array_get(list, i), "role"));
-        messages[i].content = json_string_value(content);
-        messages[i].content_bytes = json_string_length(content);
-    }
-    bool generation = json_is_true(json_object_get(one, "add_generation_prompt"));
-    char *text = chat_render(messages, count, generation, &bytes);
-    assert_non_null(text);
-    assert_int_equal(bytes, json_string_length(prompt));
-    assert_string_equal(text, json_string_value(prompt));
-    free(text);
+/* A file with a tokenizer and these pairs of strings, which end with NULL. */
+struct chat_file {
+    struct gguf *gguf;
+    uint8_t *bytes;
+    struct tokenizer *tokenizer;
+};
+
+static struct chat_file open_file(const char *const *pairs) {
+    struct tiny_llama options = tiny_llama_default();
+    struct gguf_writer *writer = gguf_writer_create();
+    struct chat_file file;
+    size_t bytes;
+    gguf_writer_string(writer, "general.architecture", "llama");
+    for (size_t i = 0; pairs[i] != NULL; i += 2)
+        gguf_writer_string(writer, pairs[i], pairs[i + 1]);
+    tiny_llama_write_tokenizer(writer, &options);
+    file.bytes = gguf_writer_finish(writer, &bytes);
+    file.gguf = gguf_open_memory(file.bytes, bytes, "test", NULL);
+    assert_non_null(file.gguf);
+    file.tokenizer = tokenizer_create(file.gguf, NULL);
+    assert_non_null(file.tokenizer);
+    return file;
+}
+
+static void close_file(struct chat_file *file) {
+    tokenizer_free(file->tokenizer);
+    gguf_free(file->gguf);
+    free(file->bytes);
+}
+
+static void check_case(const struct chat_template *template, const json_t *one) {
+    const struct chat_input input = {.messages = json_object_get(one, "messages"),
+        .add_generation_prompt = json_is_true(json_object_get(one, "add_generation_prompt"))};
+    const json_t *prompt = json_object_get(one, "prompt");
+    struct template_text text;
+    assert_int_equal(chat_template_render(template, &input, &text, NULL), 0);
+    assert_int_equal(text.bytes, json_string_length(prompt));
+    assert_string_equal(text.text, json_string_value(prompt));
+    template_text_free(&text);
 }
 
 static void renders_every_case(void **state) {
     (void)state;
     json_t *fixture = load_fixture(), *one;
     json_t *cases = json_object_get(fixture, "cases");
+    const char *source = json_string_value(json_object_get(fixture, "template"));
+    struct chat_file file = open_file((const char *[]){"tokenizer.chat_template", source, NULL});
+    struct chat_template *template = chat_template_open(file.gguf, file.tokenizer, NULL);
     size_t i;
+    assert_non_null(template);
     assert_int_equal(json_array_size(cases), 34);
-    json_array_foreach(cases, i, one) check_case(one);
+    json_array_foreach(cases, i, one) check_case(template, one);
+    chat_template_free(template);
+    close_file(&file);
     json_decref(fixture);
 }
 
-static void renders_nothing_and_nul(void **state) {
-    (void)state;
-    size_t bytes;
-    char *text = chat_render(NULL, 0, false, &bytes);
-    assert_string_equal(text, "");
-    assert_int_equal(bytes, 0);
-    free(text);
-    text = chat_render(NULL, 0, true, &bytes);
-    assert_string_equal(text, "<|im_start|>assistant\n");
-    free(text);
-    const struct chat_message message = {"system", "a\0b", 3};
-    text = chat_render(&message, 1, false, &bytes);
-    assert_int_equal(bytes, strlen("<|im_start|>system\n") + 3 + strlen("<|im_end|>\n"));
-    assert_memory_equal(text + strlen("<|im_start|>system\n"), "a\0b<|im_end|>\n", 3 + strlen("<|im_end|>\n"));
-    free(text);
-}
-
-/* What chat_template_supported says of a file with this template; NULL: with none. */
-static int support_of(const char *template) {
-    struct gguf_writer *writer = gguf_writer_create();
-    gguf_writer_string(writer, "general.architecture", "llama");
-    if (template != NULL)
-        gguf_writer_string(writer, "tokenizer.chat_template", template);
-    size_t size;
-    uint8_t *file = gguf_writer_finish(writer, &size);
-    struct gguf *gguf = gguf_open_memory(file, size, "test", NULL);
-    assert_non_null(gguf);
+static void assert_refused(const char *const *pairs, const char *why) {
+    struct chat_file file = open_file(pairs);
     struct error error = {0};
-    int code = chat_template_supported(gguf, &error);
-    assert_int_equal(code, error.code);
-    assert_true((code == 0) == (error.message[0] == '\0'));
-    gguf_free(gguf);
-    free(file);
-    return code;
+    assert_null(chat_template_open(file.gguf, file.tokenizer, &error));
+    assert_int_equal(error.code, ERROR_UNSUPPORTED);
+    if (strstr(error.message, why) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", error.message, why);
+    close_file(&file);
 }
 
-static void knows_its_template_only(void **state) {
+static void refuses_what_is_none(void **state) {
     (void)state;
-    json_t *fixture = load_fixture();
-    const char *known = json_string_value(json_object_get(fixture, "template"));
-    char changed[1024];
-    snprintf(changed, sizeof changed, "%s", known);
-    changed[strlen(changed) / 2] ^= 1;
-    assert_int_equal(support_of(known), 0);
-    assert_int_equal(support_of(changed), ERROR_UNSUPPORTED);
-    assert_int_equal(support_of(""), ERROR_UNSUPPORTED);
-    assert_int_equal(support_of(NULL), ERROR_UNSUPPORTED);
-    json_decref(fixture);
+    assert_refused((const char *[]){NULL}, "the model has no chat template (tokenizer.chat_template)");
+    assert_refused((const char *[]){"tokenizer.chat_template", "a\n{% if %}", NULL}, "line 2: ");
+}
+
+/* Roles and contents in the form that a template takes. */
+static void knows_roles_and_contents(void **state) {
+    (void)state;
+    static const char plain[] = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    static const char parts[] = "{% for m in messages %}{% if m.role == 'developer' %}!{% endif %}"
+                                "{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}";
+    struct chat_file file = open_file((const char *[]){NULL});
+    struct chat_template *first = chat_template_create(plain, strlen(plain), file.tokenizer, NULL);
+    struct chat_template *second = chat_template_create(parts, strlen(parts), file.tokenizer, NULL);
+    assert_string_equal(chat_template_role(first, "developer"), "system");
+    assert_string_equal(chat_template_role(second, "developer"), "developer");
+    assert_string_equal(chat_template_role(second, "tool"), "tool");
+    assert_null(chat_template_role(first, "critic"));
+    json_t *text = chat_template_content(first, json_string("x")),
+           *list = chat_template_content(second, json_string("x"));
+    assert_string_equal(json_string_value(text), "x");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(list, 0), "text")), "x");
+    json_decref(text);
+    json_decref(list);
+    chat_template_free(first);
+    chat_template_free(second);
+    close_file(&file);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(renders_every_case),
-        cmocka_unit_test(renders_nothing_and_nul),
-        cmocka_unit_test(knows_its_template_only),
+        cmocka_unit_test(refuses_what_is_none),
+        cmocka_unit_test(knows_roles_and_contents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,20 @@
 
 static struct gguf *model;
 static struct tokenizer *tokenizer;
+static struct chat_template *chat_template; /* ChatML */
 static char folder[] = "/tmp/distillcache-dataset-XXXXXX";
+
+#define CHATML                                                                                                         \
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"             \
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+static struct chat_template *template_of(const char *source) {
+    struct error error = {0};
+    struct chat_template *template = chat_template_create(source, strlen(source), tokenizer, &error);
+    if (template == NULL)
+        fail_msg("%s", error.message);
+    return template;
+}
 
 static int set_up(void **state) {
     (void)state;
@@ -31,11 +44,13 @@ static int set_up(void **state) {
     unlink(path);
     free(path);
     tokenizer = model != NULL ? tokenizer_create(model, &error) : NULL;
-    return tokenizer == NULL || mkdtemp(folder) == NULL;
+    chat_template = tokenizer != NULL ? template_of(CHATML) : NULL;
+    return chat_template == NULL || mkdtemp(folder) == NULL;
 }
 
 static int tear_down(void **state) {
     (void)state;
+    chat_template_free(chat_template);
     tokenizer_free(tokenizer);
     gguf_free(model);
     return rmdir(folder);
@@ -53,7 +68,7 @@ static const char *write_file(const char *name, const char *text) {
 
 static struct dataset_options usual(void) {
     return (struct dataset_options){
-        .tokenizer = tokenizer, .chat = true, .least = 8, .most = 20, .future = 5, .seed = 3};
+        .tokenizer = tokenizer, .chat = {chat_template, NULL}, .least = 8, .most = 20, .future = 5, .seed = 3};
 }
 
 static struct dataset *load(const char *name, const char *text, const struct dataset_options *options) {
@@ -221,6 +236,87 @@ static void test_lines(void **state) {
     dataset_free(dataset);
 }
 
+/* The only sequence of one conversation, and its prompt's text. */
+static struct dataset *load_messages(
+    const char *source, const char *messages, struct dataset_options *options, struct dataset_sequence *sequence) {
+    char line[1000];
+    struct chat_template *template = template_of(source);
+    options->chat = (struct chat_source){template, NULL};
+    options->most = 100;
+    snprintf(line, sizeof line, "{\"messages\": [%s]}\n", messages);
+    struct dataset *dataset = load("a.jsonl", line, options);
+    chat_template_free(template);
+    *sequence = take(dataset, 0);
+    return dataset;
+}
+
+static void assert_messages(const char *source, const char *messages, const char *expected, const char *completion) {
+    struct dataset_options options = usual();
+    struct dataset_sequence sequence;
+    struct dataset *dataset = load_messages(source, messages, &options, &sequence);
+    char *prompt = text_of(sequence.tokens, sequence.prompt);
+    char *rest = text_of(sequence.tokens + sequence.prompt, sequence.count - sequence.prompt);
+    assert_string_equal(prompt, expected);
+    assert_string_equal(rest, completion);
+    free(prompt);
+    free(rest);
+    dataset_free(dataset);
+}
+
+/* Messages are written as the server writes them. */
+static void test_templates(void **state) {
+    (void)state;
+    assert_messages("{{ strftime_now('%Y') }}{% for m in messages %}[{{ m.role }}]"
+                    "{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}",
+        "{\"role\": \"developer\", \"content\": \"12\"}, {\"role\": \"user\", \"content\": \"34\"}",
+        "2024[system]12[user]34", "");
+    assert_messages(CHATML,
+        "{\"role\": \"user\", \"content\": \"1234\"}, {\"role\": \"assistant\", \"content\": \"!?\"}",
+        "<|im_start|>user\n1234<|im_end|>\n<|im_start|>assistant\n", "!?");
+}
+
+/* What stands in a message stays text: one token for each byte of it here. */
+static void test_special_texts(void **state) {
+    (void)state;
+    struct dataset_options options = usual();
+    struct dataset_sequence sequence;
+    struct dataset *dataset = load_messages(CHATML,
+        "{\"role\": \"user\", \"content\": \"<|im_end|>\"}, {\"role\": \"assistant\", \"content\": \"<|im_end|>\"}",
+        &options, &sequence);
+    uint32_t ends = 0;
+    for (uint32_t i = 0; i < sequence.count; i++)
+        ends += sequence.tokens[i] == 2;
+    assert_int_equal(ends, 1);
+    assert_int_equal(sequence.count - sequence.prompt, strlen("<|im_end|>"));
+    dataset_free(dataset);
+}
+
+/* A conversation begins as the template lets it begin, other sequences with BOS where the model wants it. */
+static void test_first_token(void **state) {
+    (void)state;
+    struct tiny_llama wants = tiny_llama_default();
+    wants.adds_bos = true;
+    char *path = tiny_llama_save(&wants);
+    struct gguf *file = gguf_open(path, NULL);
+    struct dataset_options options = usual();
+    struct tokenizer *other = tokenizer_create(file, NULL);
+    assert_non_null(other);
+    options.tokenizer = other;
+    static const char source[] = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+    struct dataset_sequence sequence;
+    struct dataset *dataset =
+        load_messages(source, "{\"role\": \"user\", \"content\": \"12345678\"}", &options, &sequence);
+    assert_int_equal(sequence.tokens[0], 3 + '<');
+    dataset_free(dataset);
+    dataset = load("a.jsonl", "{\"prompt\": \"12345678\"}\n", &options);
+    assert_int_equal(take(dataset, 0).tokens[0], 1);
+    dataset_free(dataset);
+    tokenizer_free(other);
+    gguf_free(file);
+    unlink(path);
+    free(path);
+}
+
 /* Short texts make one long one, whose cuts begin where texts do. */
 static void test_short_texts(void **state) {
     (void)state;
@@ -248,6 +344,9 @@ static void test_errors(void **state) {
         {"a.jsonl", "{\"question\": \"abc\"}\n", "line 1: field text: missing, and no prompt or messages"},
         {"a.jsonl", "{\"messages\": []}\n", "line 1: field messages: not a list of 1 to 4,096 messages"},
         {"a.jsonl", "{\"messages\": [{\"role\": \"user\"}]}\n", "line 1: field messages: role and content"},
+        {"a.jsonl", "{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}\n",
+            "line 1: field messages: a role must"},
+        {"a.jsonl", "{\"messages\": [3]}\n", "line 1: field messages: role and content"},
         {"a.jsonl", "{\"prompt\": \"abcd\"}\n", "nothing to train on: 0 tokens of text, prompts of 8 to 20"},
         {"a.jsonl", "\n", "has no lines"},
         {"a.txt", "short", "nothing to train on"},
@@ -263,7 +362,7 @@ static void test_errors(void **state) {
     }
     assert_null(dataset_load("/nowhere/a.txt", &options, &error));
     assert_int_equal(error.code, ERROR_IO);
-    options.chat = false;
+    options.chat = (struct chat_source){NULL, "there is no chat template"};
     const char *path = write_file("a.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"abcdefghij\"}]}\n");
     assert_null(dataset_load(path, &options, &error));
     assert_non_null(strstr(error.message, "no chat template"));
@@ -356,6 +455,9 @@ int main(void) {
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_templates),
+        cmocka_unit_test(test_special_texts),
+        cmocka_unit_test(test_first_token),
         cmocka_unit_test(test_short_texts),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_copying),

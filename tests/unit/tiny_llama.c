@@ -91,7 +91,7 @@ void tiny_llama_write_tokenizer(struct gguf_writer *writer, const struct tiny_ll
     gguf_writer_strings(writer, "tokenizer.ggml.merges", pointers + count, pairs);
     gguf_writer_uint32(writer, "tokenizer.ggml.bos_token_id", 1);
     gguf_writer_uint32(writer, "tokenizer.ggml.eos_token_id", 2);
-    gguf_writer_bool(writer, "tokenizer.ggml.add_bos_token", false);
+    gguf_writer_bool(writer, "tokenizer.ggml.add_bos_token", options->adds_bos);
     free(texts);
     free(pointers);
     free(types);

@@ -28,6 +28,7 @@ struct tiny_llama {
     bool tied;                       /* without a tensor output.weight */
     bool broken;                     /* output_norm is NaN, and so are all logits */
     float newline_gain;              /* times the row of token_embd of the line break, to make it likely; 0: 1 */
+    bool adds_bos;                   /* prompts begin with token 1 */
     uint64_t seed;
 };
 
