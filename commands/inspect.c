@@ -144,6 +144,29 @@ static void describe_shape(struct report *report) {
     put(report, report->root, "shape", shape);
 }
 
+/* Names of the chat templates: tokenizer.chat_template, .tool_use, ... */
+static json_t *list_templates(struct report *report) {
+    static const char prefix[] = "tokenizer.chat_template";
+    const size_t length = sizeof prefix - 1;
+    json_t *names = json_array();
+    for (size_t i = 0; i < gguf_pair_count(report->gguf); i++) {
+        const struct gguf_pair *pair = gguf_pair_at(report->gguf, i);
+        struct gguf_string key = pair->key;
+        if (pair->type != GGUF_STRING || key.bytes < length || memcmp(key.text, prefix, length) != 0)
+            continue;
+        json_t *name = NULL;
+        if (key.bytes == length)
+            name = json_string("default");
+        else if (key.text[length] == '.' && key.bytes > length + 1)
+            name = shown_string((struct gguf_string){key.text + length + 1, key.bytes - length - 1});
+        else
+            continue;
+        if (json_array_append_new(names, name) != 0)
+            report->failed = true;
+    }
+    return names;
+}
+
 static void describe_tokenizer(struct report *report) {
     json_t *tokenizer = json_object();
     put_pair(report, tokenizer, "model", "tokenizer.ggml.model");
@@ -153,7 +176,9 @@ static void describe_tokenizer(struct report *report) {
     put_pair(report, tokenizer, "bos", "tokenizer.ggml.bos_token_id");
     put_pair(report, tokenizer, "eos", "tokenizer.ggml.eos_token_id");
     put_pair(report, tokenizer, "adds_bos", "tokenizer.ggml.add_bos_token");
-    put(report, tokenizer, "chat_template", json_boolean(gguf_find(report->gguf, "tokenizer.chat_template") != NULL));
+    json_t *templates = list_templates(report);
+    put(report, tokenizer, "chat_template", json_boolean(json_array_size(templates) > 0));
+    put(report, tokenizer, "chat_templates", templates);
     put(report, report->root, "tokenizer", tokenizer);
 }
 
@@ -276,6 +301,13 @@ json_t *inspect_describe(const char *path, struct error *error) {
 /* A value in a line of its own: strings are cut and shown without line ends. */
 static void print_value(const json_t *value, FILE *out) {
     char shown[LINE_BYTES];
+    if (json_is_array(value)) {
+        size_t i;
+        json_t *item;
+        json_array_foreach(value, i, item) fprintf(out, "%s%s", i > 0 ? ", " : "", json_string_value(item));
+        fprintf(out, "%s\n", json_array_size(value) == 0 ? "none" : "");
+        return;
+    }
     if (json_is_string(value)) {
         struct gguf_string text = {json_string_value(value), json_string_length(value)};
         gguf_string_show(text, shown, sizeof shown);

@@ -7,7 +7,8 @@
  *    "runnable": true|false, "reason": why not, "fingerprint": of a runnable model,
  *    "shape": {"layers", "heads", "kv_heads", "head_dim", "width", "ff_width", "vocabulary", "context", "rope_dim",
  *              "rope_base", "norm_epsilon"},            of a model that is not supported: what its keys say
- *    "tokenizer": {"model", "pre", "tokens", "merges", "bos", "eos", "adds_bos", "chat_template": true|false},
+ *    "tokenizer": {"model", "pre", "tokens", "merges", "bos", "eos", "adds_bos", "chat_template": true|false,
+ *                  "chat_templates": names of the variants, the plain one being "default"},
  *    "metadata": {KEY: value, or {"array_of": TYPE, "count"}},
  *    "tensors": [{"name", "format", "shape": [rows, columns] slowest dimension first, "values", "bytes", "offset"}],
  *    "totals": {"tensors", "values", "bytes", "formats": {FORMAT: {"tensors", "values", "bytes"}}},

@@ -12,7 +12,8 @@ static const char template_key[] = "tokenizer.chat_template";
 struct chat_template {
     struct template *parsed;
     struct chat_abilities abilities;
-    json_t *bos, *eos; /* NULL: the model has none */
+    json_t *bos, *eos;                    /* NULL: the model has none */
+    struct chat_template *tool_use, *rag; /* NULL: there is no such variant */
 };
 
 enum tool_format tool_format_find(const char *name) {
@@ -193,28 +194,60 @@ struct chat_template *chat_template_create(
 void chat_template_free(struct chat_template *template) {
     if (template == NULL)
         return;
+    chat_template_free(template->tool_use);
+    chat_template_free(template->rag);
     template_free(template->parsed);
     json_decref(template->bos);
     json_decref(template->eos);
     free(template);
 }
 
-struct chat_template *chat_template_open(
-    const struct gguf *gguf, const struct tokenizer *tokenizer, struct error *error) {
+/* The template of a key; *template stays NULL where there is no such key. */
+static int open_key(const struct gguf *gguf, const char *key, const struct tokenizer *tokenizer,
+    struct chat_template **template, struct error *error) {
     struct gguf_string text;
     struct error cause = {0};
-    if (gguf_find(gguf, template_key) == NULL) {
+    if (gguf_find(gguf, key) == NULL)
+        return 0;
+    if (gguf_get_string(gguf, key, &text, NULL) != 0)
+        return error_set(error, ERROR_UNSUPPORTED, "the model's chat template (%s) is not a string", key);
+    *template = chat_template_create(text.text, text.bytes, tokenizer, &cause);
+    if (*template == NULL)
+        return error_set(error, ERROR_UNSUPPORTED, "the model's chat template (%s), %.300s", key, cause.message);
+    return 0;
+}
+
+struct chat_template *chat_template_open(
+    const struct gguf *gguf, const struct tokenizer *tokenizer, struct error *error) {
+    struct chat_template *template = NULL, *tool_use = NULL, *rag = NULL;
+    int code = open_key(gguf, template_key, tokenizer, &template, error);
+    if (code == 0 && template == NULL)
+        code = open_key(gguf, "tokenizer.chat_template.default", tokenizer, &template, error);
+    if (code == 0)
+        code = open_key(gguf, "tokenizer.chat_template.tool_use", tokenizer, &tool_use, error);
+    if (code == 0)
+        code = open_key(gguf, "tokenizer.chat_template.rag", tokenizer, &rag, error);
+    if (code == 0 && template == NULL && tool_use != NULL) {
+        template = tool_use;
+        tool_use = NULL;
+    }
+    if (code == 0 && template != NULL) {
+        template->tool_use = tool_use;
+        template->rag = rag;
+        return template;
+    }
+    if (code == 0)
         error_set(error, ERROR_UNSUPPORTED, "the model has no chat template (%s)", template_key);
-        return NULL;
-    }
-    if (gguf_get_string(gguf, template_key, &text, &cause) != 0) {
-        error_set(error, ERROR_UNSUPPORTED, "the model's chat template (%s) is not a string", template_key);
-        return NULL;
-    }
-    struct chat_template *template = chat_template_create(text.text, text.bytes, tokenizer, &cause);
-    if (template == NULL)
-        error_set(error, ERROR_UNSUPPORTED, "the model's chat template (%s), %.300s", template_key, cause.message);
-    return template;
+    chat_template_free(template);
+    chat_template_free(tool_use);
+    chat_template_free(rag);
+    return NULL;
+}
+
+const struct chat_template *chat_template_choose(const struct chat_template *template, bool tools, bool documents) {
+    if (tools)
+        return template->tool_use != NULL ? template->tool_use : template;
+    return documents && template->rag != NULL ? template->rag : template;
 }
 
 struct chat_template *chat_template_read(const char *path, const struct tokenizer *tokenizer, struct error *error) {
@@ -245,4 +278,6 @@ const struct chat_abilities *chat_template_abilities(const struct chat_template 
 
 void chat_template_set_format(struct chat_template *template, enum tool_format format) {
     template->abilities.format = format;
+    if (template->tool_use != NULL)
+        template->tool_use->abilities.format = format;
 }

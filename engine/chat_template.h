@@ -44,15 +44,23 @@ struct chat_abilities {
 /* The template `source` [bytes]; its bos_token and eos_token are the tokenizer's. ERROR_FORMAT with "line N: ...". */
 struct chat_template *chat_template_create(
     const char *source, size_t bytes, const struct tokenizer *tokenizer, struct error *error);
-/* That of a model file (tokenizer.chat_template); ERROR_UNSUPPORTED when it has none or one that cannot be read. */
+/* That of a model file, with its variants; ERROR_UNSUPPORTED when it has none or one that cannot be read:
+ *   tokenizer.chat_template, or .default   the one that is used
+ *   tokenizer.chat_template.tool_use       the one for requests with tools; alone in its file, for all
+ *   tokenizer.chat_template.rag            the one for requests with documents and no tools
+ * (Names as llama.cpp's converter writes them; tool_use is chosen as llama.cpp and transformers do. Those leave rag to
+ * callers who ask for it by name.) Others of that form are not used. */
 struct chat_template *chat_template_open(
     const struct gguf *gguf, const struct tokenizer *tokenizer, struct error *error);
 /* That of a text file. */
 struct chat_template *chat_template_read(const char *path, const struct tokenizer *tokenizer, struct error *error);
 void chat_template_free(struct chat_template *template); /* NULL allowed */
 
+/* The variant for a request; the template itself where it has none. Borrowed. */
+const struct chat_template *chat_template_choose(const struct chat_template *template, bool tools, bool documents);
+
 const struct chat_abilities *chat_template_abilities(const struct chat_template *template);
-void chat_template_set_format(struct chat_template *template, enum tool_format format);
+void chat_template_set_format(struct chat_template *template, enum tool_format format); /* and its variants' */
 
 /* The template's own name of a role (system, developer, user, assistant, tool, function); NULL: it is none of them. */
 const char *chat_template_role(const struct chat_template *template, const char *role);

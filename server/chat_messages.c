@@ -194,8 +194,9 @@ static int read_tool(const json_t *tool, size_t number, struct tool_set *set, st
 }
 
 /* The tools that the template is to see; *tools NULL: none. */
-static int read_tools(const json_t *body, const struct chat_abilities *abilities, struct tool_set *set,
+static int read_tools(const json_t *body, const struct chat_template *template, struct tool_set *set,
     const json_t **tools, struct fault *fault) {
+    const struct chat_abilities *abilities = chat_template_abilities(chat_template_choose(template, true, false));
     const json_t *given = field_get(body, "tools");
     bool wanted, forced, parallel = true;
     const char *only;
@@ -303,17 +304,19 @@ int chat_messages_render(const json_t *body, const struct parse_context *context
     if (context->chat_template == NULL)
         return fault_invalid(fault, "messages", "this model cannot chat: %s",
             context->chat_refusal == NULL ? "it has no chat template" : context->chat_refusal);
-    const struct chat_abilities *abilities = chat_template_abilities(context->chat_template);
-    if (read_input(body, &input, &goes_on, fault) != 0 || read_tools(body, abilities, tools, &input.tools, fault) != 0)
+    if (read_input(body, &input, &goes_on, fault) != 0 ||
+        read_tools(body, context->chat_template, tools, &input.tools, fault) != 0)
         return -1;
     if (tools->forced && !input.add_generation_prompt)
         return fault_invalid(
             fault, "tool_choice", "tool_choice can only force a call where the assistant begins to speak");
-    json_t *messages = read_messages(body, context->chat_template, fault);
+    const struct chat_template *template =
+        chat_template_choose(context->chat_template, input.tools != NULL, json_array_size(input.documents) > 0);
+    json_t *messages = read_messages(body, template, fault);
     if (messages == NULL)
         return -1;
     input.messages = messages;
-    int code = chat_template_render(context->chat_template, &input, text, &error);
+    int code = chat_template_render(template, &input, text, &error);
     if (code == ERROR_FORMAT)
         code =
             fault_invalid(fault, "messages", "the model's chat template refuses this conversation: %s", error.message);

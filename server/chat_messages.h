@@ -14,6 +14,7 @@
  * | continue_final_message | boolean: it ends with the last message's content instead         | false         |
  * | chat_template_kwargs   | object: more variables of the template, such as enable_thinking  | none          |
  * | documents              | array, for templates that know it                                | none          |
+ * Of a model with several templates (chat_template_choose) tools and documents choose the one that knows them.
  *
  * Roles: system, developer (as system, unless the template knows it), user, assistant, tool, function. Content: a
  * string, an array of {type: "text", text} parts, or null for an assistant's message. Messages go to the template with

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Chat templates of model files: every conversation of tests/data/chat_template_smollm2.json as jinja2 renders it (the
- * ids need the real model: test_tokenizer_model), and files without a template, or with a wrong one.
+ * ids need the real model: test_tokenizer_model), files without a template, or with a wrong one, or several.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -124,11 +124,58 @@ static void knows_roles_and_contents(void **state) {
     close_file(&file);
 }
 
+#define KEY "tokenizer.chat_template"
+
+static void assert_chosen(const char *const *pairs, const char *plain, const char *tools, const char *documents) {
+    const char *const expected[] = {plain, tools, documents};
+    struct chat_file file = open_file(pairs);
+    struct chat_template *template = chat_template_open(file.gguf, file.tokenizer, NULL);
+    assert_non_null(template);
+    for (int i = 0; i < 3; i++) {
+        const struct chat_input input = {.messages = NULL};
+        struct template_text text;
+        assert_int_equal(chat_template_render(chat_template_choose(template, i == 1, i == 2), &input, &text, NULL), 0);
+        assert_string_equal(text.text, expected[i]);
+        template_text_free(&text);
+    }
+    chat_template_free(template);
+    close_file(&file);
+}
+
+/* As converters write a list of templates: the default under the plain key, the others by their names. */
+static void chooses_variants(void **state) {
+    (void)state;
+    assert_chosen((const char *[]){KEY, "a", NULL}, "a", "a", "a");
+    assert_chosen((const char *[]){KEY, "a", KEY ".tool_use", "b", KEY ".other", "{% if %}", NULL}, "a", "b", "a");
+    assert_chosen((const char *[]){KEY ".rag", "c", KEY ".tool_use", "b", KEY, "a", NULL}, "a", "b", "c");
+    assert_chosen((const char *[]){KEY ".default", "d", KEY ".rag", "c", NULL}, "d", "d", "c");
+    assert_chosen((const char *[]){KEY, "a", KEY ".default", "d", NULL}, "a", "a", "a");
+    assert_chosen((const char *[]){KEY ".tool_use", "b", NULL}, "b", "b", "b");
+    assert_refused((const char *[]){KEY ".rag", "c", NULL}, "no chat template");
+    assert_refused((const char *[]){KEY, "a", KEY ".tool_use", "\n{% if %}", NULL}, ".tool_use), line 2: ");
+}
+
+/* How calls are written is said for all variants. */
+static void sets_the_format_of_variants(void **state) {
+    (void)state;
+    struct chat_file file = open_file((const char *[]){KEY, "a", KEY ".tool_use", "<tool_call>", NULL});
+    struct chat_template *template = chat_template_open(file.gguf, file.tokenizer, NULL);
+    const struct chat_template *chosen = chat_template_choose(template, true, false);
+    assert_int_equal(chat_template_abilities(template)->format, TOOL_FORMAT_UNKNOWN);
+    assert_int_equal(chat_template_abilities(chosen)->format, TOOL_FORMAT_HERMES);
+    chat_template_set_format(template, TOOL_FORMAT_LLAMA3);
+    assert_int_equal(chat_template_abilities(chosen)->format, TOOL_FORMAT_LLAMA3);
+    chat_template_free(template);
+    close_file(&file);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(renders_every_case),
         cmocka_unit_test(refuses_what_is_none),
         cmocka_unit_test(knows_roles_and_contents),
+        cmocka_unit_test(chooses_variants),
+        cmocka_unit_test(sets_the_format_of_variants),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

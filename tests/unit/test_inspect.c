@@ -50,6 +50,31 @@ static struct gguf_writer *tiny_writer(void) {
     return writer;
 }
 
+/* A list of templates, whatever else has such a key. */
+static void lists_chat_templates(void **state) {
+    (void)state;
+    struct gguf_writer *writer = tiny_writer();
+    gguf_writer_string(writer, "tokenizer.chat_template.rag", "c");
+    gguf_writer_string(writer, "tokenizer.chat_template", "a");
+    gguf_writer_string(writer, "tokenizer.chat_template.tool_use", "b");
+    gguf_writer_string(writer, "tokenizer.chat_template.", "d");
+    gguf_writer_strings(writer, "tokenizer.chat_templates", (const char *[]){"rag", "tool_use"}, 2);
+    json_t *document = describe(writer), *expected = json_pack("[s, s, s]", "rag", "default", "tool_use");
+    const json_t *tokenizer = json_object_get(document, "tokenizer");
+    assert_true(json_equal(json_object_get(tokenizer, "chat_templates"), expected));
+    assert_true(json_is_true(json_object_get(tokenizer, "chat_template")));
+    char *text = text_of(document);
+    assert_non_null(strstr(text, " rag, default, tool_use\n"));
+    free(text);
+    json_decref(expected);
+    json_decref(document);
+    document = describe(tiny_writer());
+    tokenizer = json_object_get(document, "tokenizer");
+    assert_int_equal(json_array_size(json_object_get(tokenizer, "chat_templates")), 0);
+    assert_true(json_is_false(json_object_get(tokenizer, "chat_template")));
+    json_decref(document);
+}
+
 static void describes_a_model_that_runs(void **state) {
     (void)state;
     int runnable;
@@ -262,6 +287,7 @@ static void broken_policy_files_are_errors(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(describes_a_model_that_runs),
+        cmocka_unit_test(lists_chat_templates),
         cmocka_unit_test(says_what_is_unsupported),
         cmocka_unit_test(odd_metadata_is_described),
         cmocka_unit_test(broken_files_are_errors),

@@ -13,6 +13,7 @@
 #include "server/chat.h"
 #include "server/completions.h"
 #include "tests/unit/fake_scheduler.h"
+#include "tests/unit/gguf_writer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -599,6 +600,43 @@ static void models_without_a_template_cannot_chat(void **state) {
     plan_free(&plan);
 }
 
+static void expect_chat(const char *more, const char *prompt) {
+    char body[500];
+    snprintf(body, sizeof body, USER "%s}", more);
+    struct plan plan = accepted(chat_parse, body);
+    expect_prompt(&plan, prompt);
+    plan_free(&plan);
+}
+
+/* Tools and documents choose among the templates of a model file, and their absence, too. */
+static void requests_choose_a_template(void **state) {
+    (void)state;
+    struct gguf_writer *writer = gguf_writer_create();
+    struct chat_template *usual = chat_template;
+    size_t bytes;
+    gguf_writer_string(writer, "tokenizer.chat_template", "usual");
+    gguf_writer_string(
+        writer, "tokenizer.chat_template.tool_use", "<tool_call>{{ tools[0].function.name if tools else '' }}");
+    gguf_writer_string(writer, "tokenizer.chat_template.rag", "rag {{ documents[0].title }}");
+    uint8_t *data = gguf_writer_finish(writer, &bytes);
+    struct gguf *file = gguf_open_memory(data, bytes, "test", NULL);
+    chat_template = chat_template_open(file, tokenizer, NULL);
+    assert_non_null(chat_template);
+#define TOOLS ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+#define DOCUMENTS ",\"documents\":[{\"title\":\"d\"}]"
+    expect_chat("", "usual");
+    expect_chat(TOOLS, "<tool_call>f");
+    expect_chat(DOCUMENTS, "rag d");
+    expect_chat(TOOLS DOCUMENTS, "<tool_call>f");
+    expect_chat(TOOLS ",\"tool_choice\":\"none\"", "usual");
+    expect_chat(TOOLS DOCUMENTS ",\"tool_choice\":\"none\"", "rag d");
+    expect_chat(",\"tools\":[],\"documents\":[]", "usual");
+    chat_template_free(chat_template);
+    chat_template = usual;
+    gguf_free(file);
+    free(data);
+}
+
 static int open_tokenizer(void **state) {
     (void)state;
     tokenizer = fake_tokenizer_create(false);
@@ -638,6 +676,7 @@ int main(void) {
         cmocka_unit_test(special_tokens_in_contents_stay_text),
         cmocka_unit_test(a_last_message_may_be_continued),
         cmocka_unit_test(models_without_a_template_cannot_chat),
+        cmocka_unit_test(requests_choose_a_template),
     };
     return cmocka_run_group_tests_name("server_requests", tests, open_tokenizer, close_tokenizer);
 }
