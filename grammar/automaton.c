@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "grammar/automaton.h"
 
+#include "grammar/slice.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +10,7 @@ enum {
     STACK_END = 0, /* nothing left to write */
     STATE_DEAD = 0,
     NOTHING = 0xffffffff, /* no stack, row or mask; a byte whose state is not known yet */
+    RUN_MOST = SLICE_OTHERS - 1,
 };
 
 struct stack {
@@ -24,9 +27,25 @@ struct state {
     uint32_t plain_count;  /* first those that need not be looked at when all shown tokens are known to fit, */
     uint32_t leaves_count; /* then those of characters of a string; of both together */
     uint32_t text;         /* shown characters that a string may still have; 0: not in a string */
-    uint32_t row;          /* in `rows` */
+    uint32_t run;          /* index of a set of bytes, */
+    uint32_t run_most;     /* as many of which may follow; 0: none is known to */
     uint32_t mask;         /* in `masks` */
     bool may_end;
+};
+
+/* A node of the vocabulary's trie on the way of a walk. */
+struct walked {
+    const struct slice *slice; /* of the state's run; NULL: none */
+    uint32_t state;
+    uint8_t most; /* bytes of the run */
+    bool known;   /* the bytes so far are of the run that the walk began in */
+};
+
+enum { HELD_MAX = 8 };
+
+struct held {
+    uint32_t run;
+    const struct slice *slice; /* NULL: there was none to be had */
 };
 
 /* A growing array of numbers. */
@@ -49,15 +68,19 @@ struct automaton {
     uint32_t stacks_count, stacks_capacity;
     struct table stacks_table;
     struct state *states;
-    uint32_t states_count, states_capacity;
+    uint32_t states_count, states_capacity, row_of_capacity, most_of_capacity;
+    uint8_t *most_of; /* [states_capacity] bytes of its run that a state surely goes on with, at most RUN_MOST */
     struct table states_table;
     struct numbers lists;
+    uint32_t *row_of; /* [states_capacity] in `rows`: where the bytes of a state lead; NOTHING: not known of any */
     uint32_t (*rows)[256];
     uint32_t rows_count, rows_capacity;
     uint32_t *masks;
     uint32_t masks_count, masks_capacity;
     struct numbers work, later, kernel; /* of a closure; of a step */
-    uint32_t *walk;                     /* [longest + 1] states of a walk */
+    struct walked *walk;                /* [longest + 1] */
+    struct held held[HELD_MAX];         /* slices, while a mask is made */
+    uint32_t held_count;
     uint32_t closures, epoch, steps;
     size_t bytes; /* allocated */
     uint64_t masks_asked, masks_made;
@@ -196,6 +219,14 @@ static void meet(struct automaton *a, struct numbers *list, uint32_t stack) {
     append(a, list, stack);
 }
 
+/* Of several runs the first; of the same set the longest. */
+static void note_run(struct state *state, const struct expression *repeat, uint32_t most) {
+    if (repeat->b == EXPRESSION_NO_RUN || (state->run_most > 0 && state->run != repeat->b))
+        return;
+    state->run = repeat->b;
+    state->run_most = most > state->run_most ? most : state->run_most;
+}
+
 /* Puts what the top of a stack may become in its place, or the stack among the leaves. */
 static void expand(struct automaton *a, struct state *state, uint32_t index, bool later) {
     struct stack stack = a->stacks[index]; /* the array may move */
@@ -224,6 +255,7 @@ static void expand(struct automaton *a, struct state *state, uint32_t index, boo
             state->text = stack.high > state->text ? stack.high : state->text;
             return;
         }
+        note_run(state, x, stack.high);
         high = stack.high == EXPRESSION_UNBOUNDED ? stack.high : stack.high - 1;
         meet(a, &a->work,
             put(a, x->a,
@@ -257,13 +289,34 @@ static int compare_numbers(const void *x, const void *y) {
     return a < b ? -1 : a > b;
 }
 
+/* Puts a state at the end of the array, without counting it. */
+static bool add_state(struct automaton *a, const struct state *state) {
+    void *states = grow(a, a->states, a->states_count, &a->states_capacity, sizeof *a->states);
+    if (states == NULL)
+        return false;
+    a->states = states;
+    void *row_of = grow(a, a->row_of, a->states_count, &a->row_of_capacity, sizeof *a->row_of);
+    if (row_of == NULL)
+        return false;
+    a->row_of = row_of;
+    void *most_of = grow(a, a->most_of, a->states_count, &a->most_of_capacity, sizeof *a->most_of);
+    if (most_of == NULL)
+        return false;
+    a->most_of = most_of;
+    a->most_of[a->states_count] = state->run_most < RUN_MOST ? (uint8_t)state->run_most : RUN_MOST;
+    a->states[a->states_count] = *state;
+    a->row_of[a->states_count] = NOTHING;
+    return true;
+}
+
 /* The state of the stacks in `kernel`, which is sorted here. */
 static uint32_t find_state(struct automaton *a) {
     struct numbers *kernel = &a->kernel;
     uint32_t count = 0;
     if (kernel->count == 0)
         return STATE_DEAD;
-    qsort(kernel->items, kernel->count, sizeof *kernel->items, compare_numbers);
+    if (kernel->count > 1)
+        qsort(kernel->items, kernel->count, sizeof *kernel->items, compare_numbers);
     for (uint32_t i = 0; i < kernel->count; i++)
         if (count == 0 || kernel->items[count - 1] != kernel->items[i])
             kernel->items[count++] = kernel->items[i];
@@ -276,27 +329,25 @@ static uint32_t find_state(struct automaton *a) {
             memcmp(a->lists.items + state->first, kernel->items, count * sizeof *kernel->items) == 0)
             return a->states_table.slots[at] - 1;
     }
-    struct state state = {.first = a->lists.count, .count = count, .row = NOTHING, .mask = NOTHING};
+    struct state state = {.first = a->lists.count, .count = count, .mask = NOTHING};
     for (uint32_t i = 0; i < count; i++)
         append(a, &a->lists, kernel->items[i]);
     if (a->failed == 0)
         close_state(a, &state);
-    void *states = grow(a, a->states, a->states_count, &a->states_capacity, sizeof *a->states);
-    if (states == NULL)
+    if (!add_state(a, &state) || a->failed != 0)
         return STATE_DEAD;
-    a->states = states;
-    if (a->failed != 0)
-        return STATE_DEAD;
-    a->states[a->states_count] = state;
     a->states_table.slots[at] = a->states_count + 1;
     return a->states_count++;
 }
 
-static bool leaf_allows(const struct automaton *a, const struct stack *stack, uint8_t byte) {
+/* The bytes that a stack with a class or a literal on top goes on with. */
+static struct byte_set leaf_bytes(const struct automaton *a, const struct stack *stack) {
     const struct expression *x = &a->pool->expressions[stack->expression];
-    if (x->kind == KIND_LITERAL)
-        return a->pool->bytes[x->a + stack->low] == byte;
-    return byte_set_has(&a->pool->sets[x->a], byte);
+    struct byte_set set = {0};
+    if (x->kind == KIND_CLASS)
+        return a->pool->sets[x->a];
+    byte_set_add(&set, a->pool->bytes[x->a + stack->low]);
+    return set;
 }
 
 static void make_row(struct automaton *a, uint32_t state) {
@@ -305,17 +356,22 @@ static void make_row(struct automaton *a, uint32_t state) {
         return;
     a->rows = rows;
     memset(a->rows[a->rows_count], 0xff, sizeof *a->rows);
-    a->states[state].row = a->rows_count++;
+    a->row_of[state] = a->rows_count++;
 }
 
-/* Where a byte leads that no row knows yet. */
+/* Where a byte leads that no row knows yet: and with it all bytes that the state's leaves do not tell from it. */
 static uint32_t step_anew(struct automaton *a, uint32_t from, uint8_t byte) {
     struct state state = a->states[from];
+    struct byte_set same = {{~0ull, ~0ull, ~0ull, ~0ull}};
     a->kernel.count = 0;
     for (uint32_t i = 0; i < state.leaves_count && a->failed == 0; i++) {
         struct stack stack = a->stacks[a->lists.items[state.leaves + i]];
         const struct expression *x = &a->pool->expressions[stack.expression];
-        if (!leaf_allows(a, &stack, byte))
+        struct byte_set bytes = leaf_bytes(a, &stack);
+        uint64_t flip = byte_set_has(&bytes, byte) ? 0 : ~0ull;
+        for (int word = 0; word < 4; word++)
+            same.words[word] &= bytes.words[word] ^ flip;
+        if (flip != 0)
             continue;
         bool done = x->kind == KIND_CLASS || stack.low + 1 == x->b;
         uint32_t next = done ? stack.below : find_stack(a, stack.expression, stack.low + 1, 0, stack.below);
@@ -323,16 +379,19 @@ static uint32_t step_anew(struct automaton *a, uint32_t from, uint8_t byte) {
     }
     a->steps += state.leaves_count;
     uint32_t to = a->failed == 0 ? find_state(a) : STATE_DEAD;
-    if (a->states[from].row == NOTHING)
+    if (a->row_of[from] == NOTHING)
         make_row(a, from);
     if (a->failed != 0)
         return STATE_DEAD;
-    a->rows[a->states[from].row][byte] = to;
+    uint32_t *row = a->rows[a->row_of[from]];
+    for (unsigned word = 0; word < 4; word++)
+        for (uint64_t left = same.words[word]; left != 0; left &= left - 1)
+            row[64 * word + (unsigned)__builtin_ctzll(left)] = to;
     return to;
 }
 
 static inline uint32_t step(struct automaton *a, uint32_t from, uint8_t byte) {
-    uint32_t row = a->states[from].row, to = row == NOTHING ? NOTHING : a->rows[row][byte];
+    uint32_t row = a->row_of[from], to = row == NOTHING ? NOTHING : a->rows[row][byte];
     return to != NOTHING ? to : step_anew(a, from, byte);
 }
 
@@ -344,6 +403,8 @@ static void release(struct automaton *a) {
     free(a->states);
     free(a->states_table.slots);
     free(a->lists.items);
+    free(a->row_of);
+    free(a->most_of);
     free(a->rows);
     free(a->masks);
     free(a->work.items);
@@ -366,13 +427,9 @@ static void forget(struct automaton *a) {
 static void prepare(struct automaton *a) {
     a->epoch++;
     find_stack(a, EXPRESSION_EMPTY, 0, 0, 0);
-    void *states = grow(a, a->states, 0, &a->states_capacity, sizeof *a->states);
-    if (states == NULL)
-        return;
-    a->states = states;
-    if (!table_reserve(a, &a->states_table, 0, state_hash))
-        return;
-    a->states[a->states_count++] = (struct state){.row = NOTHING, .mask = NOTHING};
+    const struct state dead = {.mask = NOTHING};
+    if (table_reserve(a, &a->states_table, 0, state_hash) && add_state(a, &dead))
+        a->states_count = 1;
 }
 
 struct automaton *automaton_create(
@@ -497,35 +554,105 @@ int automaton_bytes(
 
 /* ---- masks ---- */
 
+static inline void allow_token(uint32_t token, uint32_t *mask) {
+    mask[token / 32] |= 1u << token % 32;
+}
+
 static void walk_trie(struct automaton *a, const struct trie *trie, uint32_t state, uint32_t *mask) {
-    a->walk[0] = state;
+    struct walked *walk = a->walk;
+    walk[0].state = state;
     for (uint32_t i = 0; i < trie->count;) {
         const struct trie_node *node = &trie->nodes[i];
-        uint32_t to = step(a, a->walk[node->depth], node->byte);
+        uint32_t to = step(a, walk[node->depth].state, node->byte);
         if (to == STATE_DEAD) {
             if (a->failed != 0)
                 return;
             i = node->skip;
             continue;
         }
-        a->walk[node->depth + 1] = to;
-        for (uint32_t k = 0; k < node->tokens; k++) {
-            uint32_t token = (uint32_t)trie->tokens[node->first + k];
-            mask[token / 32] |= 1u << token % 32;
-        }
+        walk[node->depth + 1].state = to;
+        for (uint32_t k = 0; k < node->tokens; k++)
+            allow_token((uint32_t)trie->tokens[node->first + k], mask);
         i++;
+    }
+}
+
+/* The slice of a run, held until the mask is made. NULL: there is none. */
+static const struct slice *hold_slice(struct automaton *a, uint32_t run) {
+    for (uint32_t i = 0; i < a->held_count; i++)
+        if (a->held[i].run == run)
+            return a->held[i].slice;
+    if (a->held_count == HELD_MAX)
+        return NULL;
+    const struct slice *slice = slice_take(a->vocabulary, &a->pool->sets[run]);
+    a->held[a->held_count++] = (struct held){run, slice};
+    return slice;
+}
+
+static void release_slices(struct automaton *a) {
+    while (a->held_count > 0) {
+        const struct slice *slice = a->held[--a->held_count].slice;
+        if (slice != NULL)
+            slice_give_back(a->vocabulary, slice);
+    }
+}
+
+static inline void enter(struct automaton *a, struct walked *walked, uint32_t state) {
+    walked->state = state;
+    walked->most = a->most_of[state];
+    walked->slice = walked->most > 0 ? hold_slice(a, a->states[state].run) : NULL;
+}
+
+/* Like walk_trie over all tokens, but that branches are allowed as a whole where a run has all their bytes. Those of
+ * the run that the text itself is in are in the mask from the beginning. */
+static void walk_runs(struct automaton *a, uint32_t state, uint32_t *mask) {
+    const struct trie *trie = &a->vocabulary->all;
+    struct walked *walk = a->walk;
+    enter(a, &walk[0], state);
+    const struct slice *first = walk[0].slice;
+    uint32_t known = first == NULL ? 0 : walk[0].most < SLICE_LENGTHS ? walk[0].most : SLICE_LENGTHS;
+    walk[0].known = first != NULL;
+    if (first != NULL)
+        memcpy(mask, first->tokens + (size_t)known * a->vocabulary->words, a->vocabulary->words * sizeof *mask);
+    for (uint32_t i = 0; i < trie->count;) {
+        const struct trie_node *node = &trie->nodes[i];
+        const struct walked *from = &walk[node->depth];
+        if (from->known && node->depth + first->below[i] <= known) {
+            i = node->skip;
+            continue;
+        }
+        if (from->slice != NULL && from->slice->below[i] <= from->most) {
+            for (uint32_t k = node->first; k < trie->nodes[node->skip].first; k++)
+                allow_token((uint32_t)trie->tokens[k], mask);
+            i = node->skip;
+            continue;
+        }
+        uint32_t to = step(a, from->state, node->byte);
+        if (to == STATE_DEAD) {
+            if (a->failed != 0)
+                return;
+            i = node->skip;
+            continue;
+        }
+        for (uint32_t k = 0; k < node->tokens; k++)
+            allow_token((uint32_t)trie->tokens[node->first + k], mask);
+        if (++i < node->skip) {
+            enter(a, &walk[node->depth + 1], to);
+            walk[node->depth + 1].known = from->known && byte_set_has(&first->set, node->byte);
+        }
     }
 }
 
 /* Whether a shown token may begin by one of the state's leaves outside of strings. */
 static bool plain_shows(const struct automaton *a, const struct state *state) {
+    static const struct byte_set shown = {{~0xffffffffull & ~(1ull << '"'), ~(1ull << ('\\' - 64)), ~0ull, ~0ull}};
+    uint64_t any = 0;
     for (uint32_t i = 0; i < state->plain_count; i++) {
-        const struct stack *stack = &a->stacks[a->lists.items[state->leaves + i]];
-        for (unsigned byte = 0x20; byte < 256; byte++)
-            if (byte != '"' && byte != '\\' && leaf_allows(a, stack, (uint8_t)byte))
-                return true;
+        struct byte_set bytes = leaf_bytes(a, &a->stacks[a->lists.items[state->leaves + i]]);
+        for (int word = 0; word < 4; word++)
+            any |= bytes.words[word] & shown.words[word];
     }
-    return false;
+    return any != 0;
 }
 
 static void compute_mask(struct automaton *a, uint32_t index, uint32_t *mask) {
@@ -533,7 +660,7 @@ static void compute_mask(struct automaton *a, uint32_t index, uint32_t *mask) {
     struct state state = a->states[index];
     memset(mask, 0, vocabulary->words * sizeof *mask);
     if (state.text == 0) {
-        walk_trie(a, &vocabulary->all, index, mask);
+        walk_runs(a, index, mask);
     } else {
         uint32_t most = state.text < vocabulary->shown_longest ? state.text : vocabulary->shown_longest;
         memcpy(mask, vocabulary->shown + (size_t)most * vocabulary->words, vocabulary->words * sizeof *mask);
@@ -545,6 +672,7 @@ static void compute_mask(struct automaton *a, uint32_t index, uint32_t *mask) {
             walk_trie(a, &vocabulary->all, find_state(a), mask);
         }
     }
+    release_slices(a);
     for (uint32_t i = 0; state.may_end && i < vocabulary->words; i++)
         mask[i] |= vocabulary->ends[i];
 }

@@ -137,6 +137,26 @@ uint32_t expression_optional(struct expression_pool *pool, uint32_t part) {
     return expression_either_two(pool, EXPRESSION_EMPTY, part);
 }
 
+static int set_count(const struct byte_set *set) {
+    return __builtin_popcountll(set->words[0]) + __builtin_popcountll(set->words[1]) +
+           __builtin_popcountll(set->words[2]) + __builtin_popcountll(set->words[3]);
+}
+
+/* The largest set that a part is, or that is one of its alternatives. */
+static uint32_t find_run(const struct expression_pool *pool, uint32_t part) {
+    const struct expression *x = &pool->expressions[part];
+    uint32_t run = EXPRESSION_NO_RUN;
+    int most = EXPRESSION_RUN_LEAST - 1;
+    for (uint32_t i = 0; x->kind == KIND_EITHER && i < x->b; i++) {
+        const struct expression *alternative = &pool->expressions[pool->parts[x->a + i]];
+        if (alternative->kind != KIND_CLASS || set_count(&pool->sets[alternative->a]) <= most)
+            continue;
+        run = alternative->a;
+        most = set_count(&pool->sets[run]);
+    }
+    return x->kind == KIND_CLASS && set_count(&pool->sets[x->a]) > most ? x->a : run;
+}
+
 uint32_t expression_repeat(struct expression_pool *pool, uint32_t part, uint32_t low, uint32_t high) {
     if (high == 0 || part == EXPRESSION_EMPTY)
         return EXPRESSION_EMPTY;
@@ -151,6 +171,7 @@ uint32_t expression_repeat(struct expression_pool *pool, uint32_t part, uint32_t
                          .nullable = low == 0,
                          .productive = low == 0 || x->productive,
                          .a = part,
+                         .b = find_run(pool, part),
                          .low = low,
                          .high = high});
 }

@@ -17,6 +17,9 @@
  * | repeat  | low to high times one of the part                         |
  * | rule    | those of the rule's body                                  |
  *
+ * A repeat whose part may be any byte of a set, alone, has that set as its run: so many bytes of the set are so many
+ * times the part. (Sets of a few bytes are not worth it and count as none.)
+ *
  * Failure sticks: when memory or the limit on expressions runs out, `failed` says so, and everything built afterwards
  * is EXPRESSION_NONE. Builders need to look once, at the end.
  */
@@ -46,6 +49,8 @@ enum {
     EXPRESSION_PARTS_MAX = 1 << 20, /* of all `either` of a pool */
     EXPRESSION_RULES_MAX = 2000,
     EXPRESSION_UNBOUNDED = 0xffffffff, /* high of a repeat: as often as wanted */
+    EXPRESSION_NO_RUN = 0xffffffff,
+    EXPRESSION_RUN_LEAST = 16, /* bytes of a run's set */
 };
 
 struct byte_set {
@@ -58,7 +63,7 @@ struct expression {
     bool productive; /* has any string; of rules and what contains them known after pool_finish */
     bool text;       /* at least every character that a JSON string may show as it is, one at a time, is in it */
     uint32_t a, b;   /* class: index of its set; literal: first byte, length; pair: first, second; either: first of its
-                        parts, their number; repeat: the part; rule: index of the rule */
+                        parts, their number; repeat: the part, its run; rule: index of the rule */
     uint32_t low, high; /* repeat */
 };
 

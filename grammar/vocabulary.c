@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "grammar/vocabulary.h"
 
+#include "grammar/slice.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,7 +74,7 @@ static int build_trie(struct trie *trie, const struct entry *entries, uint32_t c
                 (struct trie_node){.first = trie->tokens_count, .depth = (uint16_t)depth, .byte = entry->bytes[depth]};
         }
         struct trie_node *node = &trie->nodes[open[depth - 1]];
-        if (node->tokens == UINT16_MAX)
+        if (node->tokens == UINT8_MAX)
             continue;
         if (node->tokens++ == 0)
             node->first = trie->tokens_count;
@@ -81,6 +83,7 @@ static int build_trie(struct trie *trie, const struct entry *entries, uint32_t c
     }
     while (depth > 0)
         trie->nodes[open[--depth]].skip = trie->count;
+    trie->nodes[trie->count] = (struct trie_node){.first = trie->tokens_count};
     struct trie_node *fitting = realloc(trie->nodes, (trie->count + 1) * sizeof *fitting);
     trie->nodes = fitting != NULL ? fitting : trie->nodes;
     return 0;
@@ -137,7 +140,8 @@ struct grammar_vocabulary *grammar_vocabulary_create(
         new->tokenizer = tokenizer;
         new->words = most / 32 + 1;
         new->ends = calloc(new->words, sizeof *new->ends);
-        code = new->ends == NULL ? ERROR_MEMORY : 0;
+        new->slices = slice_cache_create();
+        code = new->ends == NULL || new->slices == NULL ? ERROR_MEMORY : 0;
     }
     if (code == 0) {
         uint32_t count = list_entries(new, entries, tokens);
@@ -162,5 +166,6 @@ void grammar_vocabulary_free(struct grammar_vocabulary *vocabulary) {
     free(vocabulary->rest.tokens);
     free(vocabulary->shown);
     free(vocabulary->ends);
+    slice_cache_free(vocabulary->slices);
     free(vocabulary);
 }

@@ -10,6 +10,8 @@
  * all shown tokens of at most as many characters as are left are allowed, which needs no walk; `rest` has the others
  * only. (XGrammar calls these tokens context-independent, llguidance has slices.)
  *
+ * The same for other sets of bytes, of patterns such as [a-z]+: slice.h.
+ *
  * Special tokens and those without bytes are in no trie. End tokens are allowed where a text may end.
  */
 #ifndef GRAMMAR_VOCABULARY_H
@@ -18,15 +20,15 @@
 #include "engine/tokenizer.h"
 
 struct trie_node {
-    uint32_t skip;   /* index of the first node that is not below this one */
-    uint32_t first;  /* of its tokens in trie.tokens */
-    uint16_t tokens; /* how many there are, of the same bytes */
-    uint16_t depth;  /* of its parent: bytes before this one's */
+    uint32_t skip;  /* index of the first node that is not below this one */
+    uint32_t first; /* in trie.tokens: of its tokens and those below it */
+    uint16_t depth; /* of its parent: bytes before this one's */
+    uint8_t tokens; /* how many there are, of the same bytes: 255 at most, others are never allowed */
     uint8_t byte;
 };
 
 struct trie {
-    struct trie_node *nodes;
+    struct trie_node *nodes; /* [count] and an end: first of it is the number of tokens */
     uint32_t count;
     int32_t *tokens; /* sorted by their bytes */
     uint32_t tokens_count;
@@ -40,6 +42,7 @@ struct grammar_vocabulary {
     uint32_t shown_longest; /* characters of a shown token */
     uint32_t *shown;        /* [shown_longest + 1][words]: those of at most that many characters */
     uint32_t *ends;         /* [words] */
+    struct slice_cache *slices;
 };
 
 /* vocabulary: number of logits, at least the tokenizer's number of tokens. The tokenizer must outlive it.

@@ -2,6 +2,7 @@
 #include "server/structured.h"
 
 #include "grammar/grammar.h"
+#include "grammar/slice.h"
 
 #include <string.h>
 
@@ -62,6 +63,7 @@ static int structured_set(struct structured *structured, const char *field, enum
     if (request->grammar == NULL)
         return structured_refuse(field, &error, fault);
     request->grammar_vocabulary = structured->context->grammar_vocabulary;
+    slices_prepare(request->grammar_vocabulary, &request->grammar->pool);
     structured->field = field;
     return 0;
 }

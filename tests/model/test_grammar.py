@@ -106,6 +106,24 @@ def test_random_tokens_satisfy_random_schemas_and_masks_are_exact():
     assert written > 2 * len(documents) and compared > len(documents)
 
 
+# Runs of a set of bytes: with and without a limit, beyond the longest tokens, behind other bytes, one in another, several at
+# once, of characters that are not ASCII, and more sets than a walk keeps.
+RUNS = ("^[A-Za-z0-9 .,]+$", "^[a-z]{1,3}[a-z0-9 ]{1,4}$", "^[a-z ]{5,40}$", "^([a-z]{1,12} ){1,4}[A-Z ]*$", "^[^0-9]{1,300}$",
+        "^([a-p]{2}[i-z]{0,5})+$", "^(a|[b-z])*-[ -/0-9A-Za-z]{0,6}$", "^\\w+( \\w+)*$", "^([a-z]{1,20}|[a-z ]{1,3}!)$", "^[a-z=-]{18,60}$",
+        "^(" + "|".join(f"[{chr(97 + i)}-z{chr(65 + i)}-Z ]{{1,{i + 2}}}{i}" for i in range(10)) + ")$")
+
+
+@pytest.mark.skipif(not MODEL, reason="DISTILLCACHE_TEST_MODEL names no model")
+@pytest.mark.parametrize("quoted", [False, True])
+def test_masks_of_runs_are_exact(quoted):
+    requests = [{"schema": {"type": "string", "pattern": pattern}} if quoted else {"pattern": pattern} for pattern in RUNS]
+    replies = run_tool([{**request, "seed": i, "texts": 5} for i, request in enumerate(requests)], MODEL)
+    assert sum(reply["compared"] for reply in replies) > 4 * len(RUNS)
+    for pattern, reply in zip(RUNS, replies, strict=True):
+        for text in filter(None, reply["texts"]):
+            assert re.search(pattern, json.loads(text) if quoted else text), (pattern, text)
+
+
 def test_texts_that_satisfy_a_schema_are_allowed_again():
     """What one grammar writes, parsed and written by Python without white space, is a text of the same grammar."""
     draw = random.Random(SEED + 2)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Grammars when memory runs out, and automata that drop their states: the texts that they allow stay the same. What
- * they allow is tested in tests/model/test_grammar.py.
+ * they allow is tested in tests/model/test_grammar.py. Slices of a vocabulary against their definition.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +16,7 @@
 
 #include "engine/model.h"
 #include "grammar/automaton.h"
+#include "grammar/slice.h"
 #include "tests/unit/failing_malloc.h"
 #include "tests/unit/tiny_llama.h"
 
@@ -27,7 +28,8 @@ struct ground {
 static const char schema_text[] =
     "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/"
     "s\"},\"b\":{\"allOf\":[{\"type\":\"integer\"},{\"minimum\":3}]},"
-    "\"c\":{\"oneOf\":[{\"const\":1},{\"type\":\"string\",\"pattern\":\"^(x|[a-f]{2})+$\"}]}},\"required\":[\"a\","
+    "\"c\":{\"oneOf\":[{\"const\":1},{\"type\":\"string\",\"pattern\":\"^(x|[a-z]{2})+[a-z "
+    "]*$\"}]}},\"required\":[\"a\","
     "\"z\"],"
     "\"additionalProperties\":{\"type\":[\"null\",\"array\"]},\"$defs\":{\"s\":{\"type\":\"string\",\"maxLength\":9}}}";
 
@@ -211,6 +213,73 @@ static void test_calls(void **state) {
     json_decref(city);
     json_decref(untyped);
     json_decref(bad);
+static struct byte_set set_of(const char *bytes) {
+    struct byte_set set = {0};
+    for (; *bytes != '\0'; bytes++)
+        byte_set_add(&set, (uint8_t)*bytes);
+    return set;
+}
+
+/* Bytes of a token from `first` on if all are of the set; SLICE_OTHERS: they are not. */
+static uint8_t bytes_of_set(
+    const struct grammar_vocabulary *vocabulary, int32_t token, size_t first, const struct byte_set *set) {
+    size_t count;
+    const char *bytes = tokenizer_token_bytes(vocabulary->tokenizer, token, &count);
+    for (size_t i = first; i < count; i++)
+        if (!byte_set_has(set, (uint8_t)bytes[i]))
+            return SLICE_OTHERS;
+    return (uint8_t)(count - first);
+}
+
+static void check_slice(const struct grammar_vocabulary *vocabulary, const struct slice *slice) {
+    const struct trie *trie = &vocabulary->all;
+    for (uint32_t i = 0; i < trie->count; i++) {
+        uint8_t below = 0;
+        for (uint32_t k = trie->nodes[i].first; k < trie->nodes[trie->nodes[i].skip].first; k++) {
+            uint8_t bytes = bytes_of_set(vocabulary, trie->tokens[k], trie->nodes[i].depth, &slice->set);
+            below = bytes > below ? bytes : below;
+        }
+        assert_int_equal(slice->below[i], below);
+    }
+    for (uint32_t k = 0; k < trie->tokens_count; k++)
+        for (uint32_t most = 0; most <= SLICE_LENGTHS; most++) {
+            uint32_t token = (uint32_t)trie->tokens[k], word = slice->tokens[most * vocabulary->words + token / 32];
+            assert_int_equal(word >> token % 32 & 1, bytes_of_set(vocabulary, (int32_t)token, 0, &slice->set) <= most);
+        }
+}
+
+/* More sets than there is room for, over and over; some of them in use. */
+static void test_slices_are_as_defined(void **state) {
+    const struct ground *ground = *state;
+    const struct grammar_vocabulary *vocabulary =
+        grammar_vocabulary_create(ground->tokenizer, tokenizer_vocabulary(ground->tokenizer), NULL);
+    const struct slice *held[SLICES_MAX];
+    const struct byte_set letters = set_of("abcdefghijklmnopqrstuvwxyz");
+    for (uint32_t i = 0; i < 3 * SLICES_MAX; i++) {
+        struct byte_set set = letters;
+        set.words[3] = i % (SLICES_MAX + 8);
+        const struct slice *slice = slice_take(vocabulary, &set);
+        check_slice(vocabulary, slice);
+        slice_give_back(vocabulary, slice);
+    }
+    for (uint32_t i = 0; i < SLICES_MAX; i++) {
+        struct byte_set set = set_of("abcdefgh");
+        set.words[3] = i;
+        held[i] = slice_take(vocabulary, &set);
+        assert_non_null(held[i]);
+    }
+    assert_null(slice_take(vocabulary, &letters));
+    slice_give_back(vocabulary, held[7]);
+    held[7] = slice_take(vocabulary, &letters);
+    check_slice(vocabulary, held[7]);
+    assert_ptr_equal(slice_take(vocabulary, &letters), held[7]);
+    slice_give_back(vocabulary, held[7]);
+    for (uint32_t i = 0; i < SLICES_MAX; i++) {
+        if (i != 7)
+            assert_int_equal(held[i]->set.words[3], i); /* what is in use stays */
+        slice_give_back(vocabulary, held[i]);
+    }
+    grammar_vocabulary_free((struct grammar_vocabulary *)vocabulary);
 }
 
 int main(void) {
@@ -218,6 +287,7 @@ int main(void) {
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_dropped_states_are_found_again),
         cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_slices_are_as_defined),
     };
     return cmocka_run_group_tests_name("grammar", tests, set_up, tear_down);
 }
