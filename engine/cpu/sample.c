@@ -23,7 +23,7 @@
 #include <string.h>
 
 enum {
-    PIECE = 2048, /* logits whose weights are summed together */
+    PIECE = 2048, /* logits whose weights are summed together; a multiple of 32 */
     BAND = 32,    /* logits that are ranked by sorting */
     VALUE_STEPS = 16,
 };
@@ -50,28 +50,12 @@ struct cut {
 
 enum measure { MEASURE_COUNT, MEASURE_MASS };
 
-/* piece [count], which belongs to the tokens from first on, to buffer [count] with the mask applied. */
-static void apply_mask(const uint32_t *allowed, const float *piece, uint32_t first, uint32_t count, float *buffer) {
-    uint32_t taken;
-    for (uint32_t i = 0; i < count; i += taken) {
-        uint32_t bit = (first + i) % 32, word = allowed[(first + i) / 32] >> bit;
-        taken = 32 - bit < count - i ? 32 - bit : count - i;
-        if (word == 0xffffffff && taken == 32) {
-            if (piece != buffer)
-                memcpy(buffer + i, piece + i, 32 * sizeof(float));
-            continue;
-        }
-        for (uint32_t k = 0; k < taken; k++)
-            buffer[i + k] = (word >> k & 1) != 0 ? piece[i + k] : -INFINITY;
-    }
-}
-
 /* piece [count], which belongs to the tokens from first on, with mask and bans applied: itself when none concerns it,
  * else buffer [PIECE]. */
 static const float *apply_bans(
     const struct row *row, const float *piece, uint32_t first, uint32_t count, float *buffer) {
     if (row->allowed != NULL) {
-        apply_mask(row->allowed, piece, first, count, buffer);
+        row->kernels->allow(piece, row->allowed + first / 32, count, buffer); /* first: a multiple of PIECE */
         piece = buffer;
     }
     for (uint32_t i = 0; i < row->banned_count; i++) {

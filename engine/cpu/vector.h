@@ -30,6 +30,8 @@ struct vector_kernels {
     /* out = e^x. */
     void (*exponential)(const float *x, uint32_t count, float *out);
 
+    /* out [count] = x where bit i % 32 of word i / 32 is set, else -infinity; x == out allowed. */
+    void (*allow)(const float *x, const uint32_t *words, uint32_t count, float *out);
     /* The largest logit; -infinity when there is none. */
     float (*maximum)(const float *x, uint32_t count);
     /* The first index in [from, count) whose logit is >= low and < high; count when there is none. */

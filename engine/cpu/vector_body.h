@@ -76,6 +76,17 @@ static inline struct lanes vector_logits(const float *x, uint32_t count) {
     return count >= LANES ? lanes_load(x) : lanes_load_part(x, count, -INFINITY);
 }
 
+static void vector_allow(const float *x, const uint32_t *words, uint32_t count, float *out) {
+    const struct lanes nothing = lanes_set(-INFINITY);
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(out + i, lanes_replace(words[i / 32] >> i % 32, lanes_load(x + i), nothing));
+    if (i < count) {
+        struct lanes value = lanes_load_part(x + i, count - i, 0);
+        lanes_store_part(out + i, count - i, lanes_replace(words[i / 32] >> i % 32, value, nothing));
+    }
+}
+
 static float vector_maximum(const float *x, uint32_t count) {
     struct lanes most[4];
     for (int j = 0; j < 4; j++)
@@ -181,6 +192,6 @@ static double vector_divergence(const float *p, const float *q, uint32_t count, 
 #define VECTOR_KERNELS                                                                                                 \
     {                                                                                                                  \
         .sum_squares = vector_sum_squares, .scale = vector_scale, .silu_mul = vector_silu_mul,                         \
-        .rotate = vector_rotate, .exponential = vector_exponential, .maximum = vector_maximum, .find = vector_find,    \
-        .tail = vector_tail, .weights = vector_weights, .divergence = vector_divergence                                \
+        .rotate = vector_rotate, .exponential = vector_exponential, .allow = vector_allow, .maximum = vector_maximum,  \
+        .find = vector_find, .tail = vector_tail, .weights = vector_weights, .divergence = vector_divergence           \
     }

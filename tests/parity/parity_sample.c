@@ -532,6 +532,20 @@ static void time_params(struct timed *timed, struct sample_params params, const 
         parity_time(timed->parity, work_sample, timed, 0, 0, "sample %u rows, %s", timed->rows, what);
 }
 
+/* Masks of grammars: inside a string most tokens are allowed, between values a few. */
+static void time_masks(struct timed *timed) {
+    static uint32_t allowed[TIMED_V / 32];
+    for (int few = 0; few <= 1; few++) {
+        struct sample_params params = neutral;
+        for (uint32_t i = 0; i < TIMED_V / 32; i++)
+            allowed[i] = few ? (i % 100 == 0 ? 0x10u : 0) : ~(1u << i % 32) & ~(1u << i * 7 % 32);
+        params.allowed = allowed;
+        time_params(timed, params, few ? "temperature 1, few allowed" : "temperature 1, most allowed");
+        params.temperature = 0;
+        time_params(timed, params, few ? "greedy, few allowed" : "greedy, most allowed");
+    }
+}
+
 static void time_sample(struct parity *parity) {
     struct timed timed = {.parity = parity};
     size_t count = (size_t)8 * TIMED_V;
@@ -558,6 +572,7 @@ static void time_sample(struct parity *parity) {
         params = neutral;
         params.min_p = 0.05f;
         time_params(&timed, params, "temperature 1, min_p 0.05");
+        time_masks(&timed);
         timed.rows = 1;
         parity_time(parity, work_kl, &timed, 0, 0, "kl 1 row");
         parity_release(parity, device);
