@@ -213,6 +213,8 @@ static void test_calls(void **state) {
     json_decref(city);
     json_decref(untyped);
     json_decref(bad);
+}
+
 static struct byte_set set_of(const char *bytes) {
     struct byte_set set = {0};
     for (; *bytes != '\0'; bytes++)
