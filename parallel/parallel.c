@@ -367,7 +367,7 @@ struct backend *parallel_cpu_open(const struct backend_options *options, struct 
 }
 
 struct backend *parallel_cuda_open(const struct backend_options *options, struct error *error) {
-    struct backend *inner[BACKEND_RANKS_MAX];
+    struct backend *inner[BACKEND_RANKS_MAX] = {NULL};
     struct backend_options each = *options;
     uint32_t ranks = options->ranks;
     for (uint32_t rank = 0; rank < ranks; rank++) {
