@@ -142,7 +142,7 @@ static void says_what_is_unsupported(void **state) {
     assert_unsupported(writer, "model", "blk.0.attn_q.bias");
 
     writer = tiny_writer();
-    gguf_writer_tensor(writer, "extra", 12, 2, (uint64_t[]){256, 1}, data, 144);
+    gguf_writer_tensor(writer, "extra", 16 /* IQ2_XXS */, 2, (uint64_t[]){256, 1}, data, 66);
     assert_unsupported(writer, "format", "extra");
 
     struct tiny_llama options = tiny_llama_default();

@@ -235,8 +235,8 @@ static void other_architectures_and_formats_are_named(void **state) {
     assert_refused(file, ERROR_UNSUPPORTED, "architecture \"gemma\" is not supported");
     file = tiny_file();
     static const char name[] = "blk.1.ffn_gate.weight";
-    *(find(file, name) + strlen(name) + 4 + 16) = 13; /* the type, after dimensions and two sizes */
-    assert_refused(file, ERROR_UNSUPPORTED, "tensor blk.1.ffn_gate.weight has format Q5_K");
+    *(find(file, name) + strlen(name) + 4 + 16) = 17; /* the type, after dimensions and two sizes */
+    assert_refused(file, ERROR_UNSUPPORTED, "tensor blk.1.ffn_gate.weight has format IQ2_XS");
 }
 
 static void add_yarn(struct gguf_writer *writer) {
