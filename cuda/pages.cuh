@@ -15,12 +15,6 @@ static __device__ __forceinline__ constexpr uint32_t number_bytes(enum kv_format
     return format == KV_F32 ? 4 : 2;
 }
 
-/* kv_layout_head_number of backend.h, for kernels. */
-static __device__ __forceinline__ uint32_t head_number(const struct kv_layout &layout, uint32_t layer, uint32_t head) {
-    uint32_t model_heads = layout.model_heads != 0 ? layout.model_heads : layout.kv_heads;
-    return layer * model_heads + layout.first_head + head;
-}
-
 static __device__ __forceinline__ char *page_at(const struct kv_pool &pool, uint32_t page) {
     return (char *)pool.base + (size_t)page * pool.page_bytes;
 }

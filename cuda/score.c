@@ -197,7 +197,7 @@ static void fill_unit(
         .worst = from->worst != NULL ? job->worst + (unit - job->units) : NULL,
         .sinks = limit_position(from->sinks),
         .recent_from = limit_position(from->recent_from),
-        .layer = layer->layer,
+        .number = kv_layout_head_number(&job->pool->layout, layer->layer, head),
         .head = head,
         .seen = layer->seen,
         .budget = layer->budget,
@@ -536,7 +536,7 @@ int cuda_slot_norms(struct backend *backend, const struct kv_pool *pool, const s
     if (norms == NULL || !cuda_stage_begin(cuda, bytes, &stage))
         return error_set(error, ERROR_MEMORY, "no memory for norms of slots");
     struct cuda_score_unit unit = {.view = cuda_view_stage(&stage, view),
-        .layer = layer,
+        .number = kv_layout_head_number(layout, layer, head),
         .head = head,
         .factors = matrix != NULL ? matrix->factors : NULL,
         .norms = norms};

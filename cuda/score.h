@@ -50,7 +50,7 @@ struct cuda_score_unit {
     float *scores;               /* [slots]; NULL: the stages need none (launch_score_chain_worst) */
     uint32_t *worst;             /* [1] or NULL: nobody asks */
     uint32_t sinks, recent_from; /* at most KV_NO_POSITION */
-    uint32_t layer, head;
+    uint32_t number, head;       /* kv_layout_head_number; and among the layer's heads of this device */
     uint32_t seen, budget;
     uint32_t rows, first_row; /* queries that the window holds, and the ring row of the oldest */
     uint64_t seed;

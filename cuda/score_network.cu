@@ -109,8 +109,7 @@ static __global__ void __launch_bounds__(NETWORK_THREADS)
     uint32_t slots = unit->view.slots, inputs = network->inputs, hidden = hidden8(network->hidden);
     if (blockIdx.x * chunk >= slots)
         return;
-    const struct network_shared shared =
-        network_open(network, head_number(pool.layout, unit->layer, unit->head), (float *)(network + 1));
+    const struct network_shared shared = network_open(network, unit->number, (float *)(network + 1));
     for (uint32_t pass = 0; pass < NETWORK_PASSES; pass++) {
         uint32_t first = blockIdx.x * chunk + pass * NETWORK_PASS + threadIdx.x;
         int32_t positions[2];

@@ -173,7 +173,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
     if (blockIdx.x * TILE_PAGES >= pages)
         return;
     const char *page = tile_open(&pool, unit, listed, pages, space);
-    size_t head = head_number(pool.layout, unit->layer, unit->head);
+    size_t head = unit->number;
     if (listed && network.content > 0) {
         const float4 *rows = (const float4 *)(network.content_rows + head * dim * CONTENT);
         for (uint32_t i = threadIdx.x; i < dim * CONTENT / 4; i += PRODUCT_THREADS)

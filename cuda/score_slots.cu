@@ -104,14 +104,14 @@ struct chain_slots {
     _Pragma("unroll") for (uint32_t i = 0; i < CHAIN_STEPS; i++) at->score[i] = (expression);                          \
     break
 
-SCORE_INLINE void chain_stage(const struct cuda_score_unit *unit, struct score_stage stage, const struct kv_pool &pool,
-    uint32_t first, struct chain_slots *at) {
+SCORE_INLINE void chain_stage(
+    const struct cuda_score_unit *unit, struct score_stage stage, uint32_t first, struct chain_slots *at) {
     const struct kv_statistics *statistics = &unit->statistics;
     switch (stage.kind) {
     case STAGE_POSITION:
         CHAIN_ALL((float)at->position[i]);
     case STAGE_RANDOM:
-        CHAIN_ALL(uniform(unit->seed, head_number(pool.layout, unit->layer, unit->head), (uint32_t)at->position[i]));
+        CHAIN_ALL(uniform(unit->seed, unit->number, (uint32_t)at->position[i]));
     case STAGE_SUM:
         CHAIN_ALL(wide_sum(sum_get(statistics->sum, statistics->capacity, at->slot[i])));
     case STAGE_SUM_PER_QUERY:
@@ -140,10 +140,10 @@ SCORE_INLINE bool changes_scores(enum score_stage_kind kind) {
 }
 
 /* Scores of the slots that are there; NaN where a slot is empty. */
-SCORE_INLINE void chain_run(const struct cuda_score_unit *unit, const struct cuda_score_chain *chain,
-    const struct kv_pool &pool, uint32_t first, struct chain_slots *at) {
+SCORE_INLINE void chain_run(
+    const struct cuda_score_unit *unit, const struct cuda_score_chain *chain, uint32_t first, struct chain_slots *at) {
     for (uint32_t i = 0; i < chain->count; i++)
-        chain_stage(unit, chain->stages[i], pool, first, at);
+        chain_stage(unit, chain->stages[i], first, at);
 #pragma unroll
     for (uint32_t i = 0; i < CHAIN_STEPS; i++)
         at->score[i] = at->position[i] == KV_NO_POSITION ? not_a_number() : at->score[i];
@@ -193,7 +193,7 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 6)
             if (first + i * CHAIN_THREADS + lane < slots)
                 at.score[i] = unit->scores[at.slot[i]];
     }
-    chain_run(unit, chain, pool, first, &at);
+    chain_run(unit, chain, first, &at);
 #pragma unroll
     for (uint32_t i = 0; i < CHAIN_STEPS; i++)
         if (first + i * CHAIN_THREADS + lane < slots)
@@ -335,7 +335,7 @@ static __global__ void __launch_bounds__(WORST_THREADS)
             at.position[i] = slot_position(&pool, &unit->view, at.slot[i]);
             at.score[i] = 0;
         }
-        chain_run(unit, &space->chain, pool, first, &at);
+        chain_run(unit, &space->chain, first, &at);
 #pragma unroll
         for (uint32_t i = 0; i < CHAIN_STEPS; i++)
             if (first + i * WORST_THREADS + lane < slots)
