@@ -171,4 +171,4 @@ def test_model_directory(model):
                                  "vocabulary": 49152, "context": 8192, "rope_dim": 64, "rope_base": 100000,
                                  "norm_epsilon": pytest.approx(1e-5)}
     assert document["tokenizer"] == {"model": "gpt2", "pre": "smollm", "tokens": 49152, "merges": 48900, "bos": 1,
-                                     "eos": 2, "adds_bos": False, "chat_template": True}
+                                     "eos": 2, "adds_bos": False, "chat_template": True, "chat_templates": ["default"]}
