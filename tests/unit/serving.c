@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/serving.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -190,6 +197,14 @@ struct call *serving_submit(struct serving *serving, struct request *request, st
     call->request = NULL;
     call->ended = true;
     return NULL;
+}
+
+struct call *serving_must_submit(struct serving *serving, struct request *request) {
+    struct error error = {0};
+    struct call *call = serving_submit(serving, request, &error);
+    if (call == NULL)
+        fail_msg("refused: %s", error.message);
+    return call;
 }
 
 static void add_text(struct answer *answer, const struct output *output) {

@@ -74,6 +74,8 @@ struct request *serving_request(uint32_t count, uint64_t seed, uint32_t max_toke
 void serving_set_policy(struct request *request, const char *policy); /* as on the command line */
 /* Submits; the call belongs to serving. NULL with the error when it was refused (the request is freed). */
 struct call *serving_submit(struct serving *serving, struct request *request, struct error *error);
+/* The same; a refusal fails the test. */
+struct call *serving_must_submit(struct serving *serving, struct request *request);
 void serving_wait_output(struct serving *serving, const struct call *call, uint32_t outputs); /* of choice 0 */
 void serving_wait(struct serving *serving, const struct call *call);
 void serving_wait_all(struct serving *serving);

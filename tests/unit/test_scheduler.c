@@ -24,19 +24,11 @@ static struct request *case_request(uint32_t i) {
     return serving_request(1 + (i * 37) % 230, 1000 + i, GENERATED + i % 5);
 }
 
-static struct call *submit(struct serving *serving, struct request *request) {
-    struct error error = {0};
-    struct call *call = serving_submit(serving, request, &error);
-    if (call == NULL)
-        fail_msg("refused: %s", error.message);
-    return call;
-}
-
 /* The answers when every request has the server for itself. */
 static struct serving *answer_alone(struct call *calls[CASES]) {
     struct serving *serving = serving_create(&(struct serving_options){.no_prefix_sharing = true});
     for (uint32_t i = 0; i < cases(); i++) {
-        calls[i] = submit(serving, case_request(i));
+        calls[i] = serving_must_submit(serving, case_request(i));
         serving_wait(serving, calls[i]);
         assert_true(calls[i]->answers[0].finish == FINISH_LENGTH || calls[i]->answers[0].finish == FINISH_STOP);
         assert_int_equal(calls[i]->answers[0].error.code, 0);
@@ -50,7 +42,7 @@ static struct scheduler_stats answer_together(const struct serving_options *opti
     struct serving *serving = serving_create(options);
     struct call *calls[CASES];
     for (uint32_t i = 0; i < cases(); i++)
-        calls[i] = submit(serving, case_request(i));
+        calls[i] = serving_must_submit(serving, case_request(i));
     serving_wait_all(serving);
     for (uint32_t i = 0; i < cases(); i++)
         if (!answers_equal(&calls[i]->answers[0], &alone[i]->answers[0]))
@@ -104,7 +96,7 @@ static void same_answers_with_a_reused_prefix(void **state) {
     struct call *calls[2][CASES];
     for (int round = 0; round < 2; round++) {
         for (uint32_t i = 0; i < cases(); i++)
-            calls[round][i] = submit(serving, case_request(i));
+            calls[round][i] = serving_must_submit(serving, case_request(i));
         serving_wait_all(serving);
     }
     uint32_t cached = 0;
@@ -128,9 +120,9 @@ static void reuses_the_prefix_of_a_live_sequence(void **state) {
     struct request *first = serving_request(300, 5, 150), *second = serving_request(300, 6, 4);
     first->ignore_eos = second->ignore_eos = true;
     memcpy(second->prompts[0].tokens, first->prompts[0].tokens, 200 * sizeof(int32_t));
-    struct call *live = submit(serving, first);
+    struct call *live = serving_must_submit(serving, first);
     serving_wait_output(serving, live, 2);
-    struct call *call = submit(serving, second);
+    struct call *call = serving_must_submit(serving, second);
     serving_wait(serving, call);
     assert_false(live->ended);
     assert_int_equal(call->answers[0].cached_tokens, 192);
@@ -144,10 +136,10 @@ static void newcomer_is_served_while_others_decode(void **state) {
     struct serving *serving = serving_create(&(struct serving_options){.prefill_chunk = CHUNK, .lockstep = true});
     struct request *request = serving_request(10, 1, 400);
     request->ignore_eos = true;
-    struct call *old = submit(serving, request);
+    struct call *old = serving_must_submit(serving, request);
     serving_wait_output(serving, old, 5);
     uint32_t before = old->answers[0].outputs;
-    struct call *newcomer = submit(serving, serving_request(PROMPT, 2, 8));
+    struct call *newcomer = serving_must_submit(serving, serving_request(PROMPT, 2, 8));
     serving_wait_output(serving, newcomer, 1);
     uint32_t during = old->answers[0].outputs - before;
     /* The old stream has a token in every step, and the newcomer's prompt takes this many. Text may be held back for
@@ -165,9 +157,9 @@ static void choices_are_forks_with_their_own_random_numbers(void **state) {
     struct serving *serving = serving_create(&(struct serving_options){0});
     struct request *request = case_request(4);
     request->n = 5;
-    struct call *many = submit(serving, request);
+    struct call *many = serving_must_submit(serving, request);
     serving_wait(serving, many);
-    struct call *one = submit(serving, case_request(4));
+    struct call *one = serving_must_submit(serving, case_request(4));
     serving_wait(serving, one);
     assert_true(answers_equal(&many->answers[0], &one->answers[0]));
     uint32_t different = 0;
@@ -179,12 +171,12 @@ static void choices_are_forks_with_their_own_random_numbers(void **state) {
     struct serving *narrow = serving_create(&(struct serving_options){.max_sequences = 2});
     request = case_request(4);
     request->n = 5;
-    struct call *again = submit(narrow, request);
+    struct call *again = serving_must_submit(narrow, request);
     serving_wait(narrow, again);
     struct serving *wide = serving_create(&(struct serving_options){0});
     request = case_request(4);
     request->n = 5;
-    struct call *reference = submit(wide, request);
+    struct call *reference = serving_must_submit(wide, request);
     serving_wait(wide, reference);
     for (uint32_t i = 0; i < 5; i++)
         assert_true(answers_equal(&again->answers[i], &reference->answers[i]));
@@ -204,13 +196,13 @@ static void prompts_of_a_list_answer_as_alone(void **state) {
     request_free(second);
     uint32_t max_tokens = request->max_tokens;
     uint64_t seed = request->sampling.seed;
-    struct call *list = submit(serving, request);
+    struct call *list = serving_must_submit(serving, request);
     serving_wait(serving, list);
     request = case_request(9);
     request->max_tokens = max_tokens;
     request->sampling.seed = seed;
     request->n = 2;
-    struct call *alone = submit(serving, request);
+    struct call *alone = serving_must_submit(serving, request);
     serving_wait(serving, alone);
     assert_true(answers_equal(&list->answers[2], &alone->answers[0]));
     assert_true(answers_equal(&list->answers[3], &alone->answers[1]));
@@ -234,9 +226,9 @@ static void echo_gives_the_prompt_and_its_logprobs(void **state) {
     only->max_tokens = 0;
     int32_t *tokens = malloc(prompt * sizeof *tokens);
     memcpy(tokens, plain->prompts[0].tokens, prompt * sizeof *tokens);
-    struct call *a = submit(serving, plain);
+    struct call *a = serving_must_submit(serving, plain);
     serving_wait(serving, a);
-    struct call *b = submit(serving, echo), *c = submit(serving, only);
+    struct call *b = serving_must_submit(serving, echo), *c = serving_must_submit(serving, only);
     serving_wait_all(serving);
     const struct answer *alone = &a->answers[0], *echoed = &b->answers[0], *prompt_only = &c->answers[0];
     assert_int_equal(echoed->prompt_entries, prompt);
@@ -269,7 +261,7 @@ static void prompt_logprobs_equal_those_of_generation(void **state) {
     first->ignore_eos = true;
     int32_t tokens[80];
     memcpy(tokens, first->prompts[0].tokens, 30 * sizeof *tokens);
-    struct call *generated = submit(serving, first);
+    struct call *generated = serving_must_submit(serving, first);
     serving_wait(serving, generated);
     const struct answer *answer = &generated->answers[0];
     assert_int_equal(answer->tokens_count, 50);
@@ -277,7 +269,7 @@ static void prompt_logprobs_equal_those_of_generation(void **state) {
     struct request *second = serving_request(80, 8, 1);
     memcpy(second->prompts[0].tokens, tokens, sizeof tokens);
     second->echo = true;
-    struct call *echoed = submit(serving, second);
+    struct call *echoed = serving_must_submit(serving, second);
     serving_wait(serving, echoed);
     assert_memory_equal(echoed->answers[0].logprobs + 30, answer->logprobs, 50 * sizeof(float));
     serving_free(serving);
@@ -291,7 +283,7 @@ static void echo_of_text_alone_computes_nothing(void **state) {
     request->max_tokens = 0;
     request->logprobs = -1;
     request->n = 3;
-    struct call *call = submit(serving, request);
+    struct call *call = serving_must_submit(serving, request);
     serving_wait(serving, call);
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(call->answers[i].finish, FINISH_LENGTH);
@@ -309,7 +301,7 @@ static void whole_answer_equals_the_stream(void **state) {
     for (uint32_t i = 0; i < 6; i++) {
         struct request *whole = case_request(i);
         whole->stream = false;
-        struct call *a = submit(serving, case_request(i)), *b = submit(serving, whole);
+        struct call *a = serving_must_submit(serving, case_request(i)), *b = serving_must_submit(serving, whole);
         serving_wait_all(serving);
         assert_true(answers_equal(&a->answers[0], &b->answers[0]));
         assert_int_equal(b->answers[0].outputs, 2);
@@ -326,12 +318,12 @@ static void prepared_requests_answer_alike(void **state) {
     (void)state;
     struct serving *serving = serving_create(&(struct serving_options){0});
     struct error error;
-    struct call *plain = submit(serving, case_request(1));
+    struct call *plain = serving_must_submit(serving, case_request(1));
     struct request *request = case_request(1), *dropped = case_request(1);
     assert_int_equal(request_prepare(dropped, serving_tokenizer(serving), &error), 0);
     assert_int_equal(request_prepare(request, serving_tokenizer(serving), &error), 0);
     request_free(dropped);
-    struct call *prepared = submit(serving, request);
+    struct call *prepared = serving_must_submit(serving, request);
     serving_wait_all(serving);
     assert_true(answers_equal(&plain->answers[0], &prepared->answers[0]));
     serving_free(serving);
@@ -343,7 +335,7 @@ static void stop_string_cuts_text_and_entries(void **state) {
     struct request *request = case_request(7);
     request->max_tokens = 200;
     request->ignore_eos = true;
-    struct call *full = submit(serving, request);
+    struct call *full = serving_must_submit(serving, request);
     serving_wait(serving, full);
     const char *text = full->answers[0].text;
     /* A stop string out of the answer: three whole characters that do not occur before, some way in. */
@@ -371,7 +363,7 @@ static void stop_string_cuts_text_and_entries(void **state) {
         request->stops = calloc(1, sizeof *request->stops);
         request->stops[0] = strdup(stop);
         request->stops_count = 1;
-        struct call *call = submit(serving, request);
+        struct call *call = serving_must_submit(serving, request);
         serving_wait(serving, call);
         const struct answer *answer = &call->answers[0];
         assert_int_equal(answer->finish, FINISH_STOP);
@@ -402,7 +394,7 @@ static void bad_requests_are_refused(void **state) {
     many->n = 0x80000001; /* times 2 is 2 in 32 bits */
     assert_int_equal(scheduler_submit(serving_scheduler(serving), many, &error), ERROR_INVALID);
     request_free(many);
-    struct call *full = submit(serving, serving_request(159, 1, 50));
+    struct call *full = serving_must_submit(serving, serving_request(159, 1, 50));
     serving_wait(serving, full);
     assert_int_equal(full->answers[0].finish, FINISH_LENGTH);
     assert_int_equal(full->answers[0].completion_tokens, 1);
@@ -413,15 +405,15 @@ static void full_queue_refuses(void **state) {
     (void)state;
     struct serving *serving =
         serving_create(&(struct serving_options){.max_sequences = 1, .max_waiting = 2, .lockstep = true});
-    struct call *running = submit(serving, serving_request(20, 1, 300));
+    struct call *running = serving_must_submit(serving, serving_request(20, 1, 300));
     serving_wait_output(serving, running, 1);
-    submit(serving, serving_request(5, 2, 2));
-    submit(serving, serving_request(5, 3, 2));
+    serving_must_submit(serving, serving_request(5, 2, 2));
+    serving_must_submit(serving, serving_request(5, 3, 2));
     struct error error;
     assert_null(serving_submit(serving, serving_request(5, 4, 2), &error));
     assert_int_equal(error.code, ERROR_PAGES);
     serving_wait_all(serving);
-    submit(serving, serving_request(5, 4, 2));
+    serving_must_submit(serving, serving_request(5, 4, 2));
     serving_wait_all(serving);
     serving_free(serving);
 }
@@ -432,11 +424,11 @@ static void cancelling_ends_only_its_own_request(void **state) {
         serving_create(&(struct serving_options){.max_sequences = 2, .prefill_chunk = 4, .lockstep = true});
     struct request *decoding = serving_request(20, 1, 400), *prefilling = serving_request(400, 2, 50);
     decoding->ignore_eos = true;
-    struct call *a = submit(serving, decoding);
+    struct call *a = serving_must_submit(serving, decoding);
     serving_wait_output(serving, a, 2);
-    struct call *b = submit(serving, prefilling);
-    struct call *queued = submit(serving, serving_request(30, 3, 10));
-    struct call *last = submit(serving, serving_request(30, 4, 10));
+    struct call *b = serving_must_submit(serving, prefilling);
+    struct call *queued = serving_must_submit(serving, serving_request(30, 3, 10));
+    struct call *last = serving_must_submit(serving, serving_request(30, 4, 10));
     serving_wait_output(serving, a, 6);
     scheduler_cancel(serving_scheduler(serving), queued->request);
     serving_wait(serving, queued);
@@ -477,9 +469,10 @@ static void a_request_whose_time_is_over_keeps_what_it_has(void **state) {
     struct request *whole = serving_request(20, 1, 60), *cut = serving_request(20, 1, 60);
     whole->ignore_eos = cut->ignore_eos = true;
     add_prompt(cut, serving_request(30, 2, 60));
-    struct call *a = submit(serving, whole);
+    struct call *a = serving_must_submit(serving, whole);
     serving_wait(serving, a);
-    struct call *b = submit(serving, cut), *queued = submit(serving, serving_request(30, 3, 10));
+    struct call *b = serving_must_submit(serving, cut),
+                *queued = serving_must_submit(serving, serving_request(30, 3, 10));
     serving_wait_output(serving, b, 6);
     scheduler_expire(serving_scheduler(serving), queued->request);
     serving_wait(serving, queued);
@@ -506,7 +499,7 @@ static void stopping_ends_everything(void **state) {
     struct serving *serving = serving_create(&(struct serving_options){.max_sequences = 2});
     struct call *calls[6];
     for (uint32_t i = 0; i < 6; i++)
-        calls[i] = submit(serving, serving_request(100, i, 300));
+        calls[i] = serving_must_submit(serving, serving_request(100, i, 300));
     scheduler_stop(serving_scheduler(serving));
     serving_wait_all(serving);
     for (uint32_t i = 0; i < 6; i++)
@@ -522,7 +515,8 @@ static void memory_of_running_requests_is_counted(void **state) {
     const struct model_shape *shape = &engine_model(serving_engine(serving))->shape;
     uint64_t heads = shape->layers * shape->kv_heads;
     uint64_t page = kv_cache_pool(engine_kv_cache(serving_engine(serving)))->page_bytes;
-    struct call *a = submit(serving, serving_request(60, 1, 40)), *b = submit(serving, serving_request(70, 2, 40));
+    struct call *a = serving_must_submit(serving, serving_request(60, 1, 40)),
+                *b = serving_must_submit(serving, serving_request(70, 2, 40));
     serving_wait_output(serving, a, 1);
     serving_wait_output(serving, b, 1);
     uint32_t length = 60 + a->answers[0].generated - 1 + 70 + b->answers[0].generated - 1;
@@ -547,7 +541,7 @@ static void preempted_requests_keep_their_place(void **state) {
         struct request *request = serving_request(60, i, 120);
         request->ignore_eos = true;
         request->stream = false;
-        calls[i] = submit(serving, request);
+        calls[i] = serving_must_submit(serving, request);
     }
     serving_wait_all(serving);
     for (uint32_t i = 1; i < 6; i++)
@@ -578,7 +572,7 @@ static void nothing_is_lost_under_stress(void **state) {
         request->stream = words[3] & 16;
         request->echo = words[3] & 32;
         request->logprobs = words[3] & 64 ? 1 : -1;
-        calls[i] = submit(serving, request);
+        calls[i] = serving_must_submit(serving, request);
         if (words[3] & 128) {
             struct call *victim = calls[words[0] % (i + 1)];
             if (!victim->ended) {
@@ -609,7 +603,7 @@ static void logits_that_are_no_numbers_are_an_error(void **state) {
         request->n = 1 + i;
         request->sampling.temperature = i % 2 == 0 ? 0 : 1;
         request->logprobs = i < 2 ? -1 : 3;
-        struct call *call = submit(serving, request);
+        struct call *call = serving_must_submit(serving, request);
         serving_wait(serving, call);
         for (uint32_t c = 0; c <= i; c++) {
             assert_int_equal(call->answers[c].finish, FINISH_ERROR);
@@ -619,7 +613,7 @@ static void logits_that_are_no_numbers_are_an_error(void **state) {
     }
     struct request *scored = serving_request(20, 9, 0);
     scored->echo = true;
-    struct call *call = submit(serving, scored);
+    struct call *call = serving_must_submit(serving, scored);
     serving_wait(serving, call);
     assert_int_equal(call->answers[0].finish, FINISH_LENGTH);
     struct scheduler_stats stats;

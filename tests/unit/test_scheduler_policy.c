@@ -67,14 +67,6 @@ static struct request *case_request(uint32_t i) {
     return request;
 }
 
-static struct call *submit(struct serving *serving, struct request *request) {
-    struct error error = {0};
-    struct call *call = serving_submit(serving, request, &error);
-    if (call == NULL)
-        fail_msg("refused: %s", error.message);
-    return call;
-}
-
 static void check_equal(const struct answer *a, const struct answer *b, const char *what) {
     if (a->finish == FINISH_ERROR)
         fail_msg("%s: %s", what, a->error.message);
@@ -95,7 +87,7 @@ static struct scheduler_stats stats_of(struct serving *serving) {
 static struct serving *answer_alone(struct call *calls[CASES]) {
     struct serving *serving = serving_create(&(struct serving_options){.no_prefix_sharing = true});
     for (uint32_t i = 0; i < cases(); i++) {
-        calls[i] = submit(serving, case_request(i));
+        calls[i] = serving_must_submit(serving, case_request(i));
         serving_wait(serving, calls[i]);
         const struct answer *answer = &calls[i]->answers[0];
         if (answer->finish != FINISH_LENGTH)
@@ -113,7 +105,7 @@ static struct scheduler_stats answer_together(const struct serving_options *opti
     struct serving *serving = serving_create(options);
     struct call *calls[CASES];
     for (uint32_t i = 0; i < cases(); i++)
-        calls[i] = submit(serving, case_request(i));
+        calls[i] = serving_must_submit(serving, case_request(i));
     serving_wait_all(serving);
     for (uint32_t i = 0; i < cases(); i++)
         check_equal(&calls[i]->answers[0], &alone[i]->answers[0], case_policy(i));
@@ -162,9 +154,9 @@ static struct scheduler_stats answer_under_pressure(
     for (uint32_t g = 0; g < GROWING; g++) {
         struct request *first = serving_request(20, 50 + g, 90);
         first->ignore_eos = true;
-        growing[g] = submit(serving, first);
+        growing[g] = serving_must_submit(serving, first);
     }
-    struct call *call = submit(serving, request);
+    struct call *call = serving_must_submit(serving, request);
     serving_wait_all(serving);
     check_equal(&call->answers[0], &alone->answers[0], case_policy(i));
     for (uint32_t g = 0; g < GROWING; g++)
@@ -216,13 +208,13 @@ static void same_answers_with_a_reused_prefix(void **state) {
     for (uint32_t i = 0; i < cases(); i++) { /* the same prompts, unpruned, live and then idle in the index */
         struct request *request = case_request(i);
         serving_set_policy(request, "full");
-        full[i] = submit(serving, request);
+        full[i] = serving_must_submit(serving, request);
     }
     for (uint32_t i = 0; i < cases(); i++)
         serving_wait_output(serving, full[i], 1);
     for (int round = 0; round < 2; round++) {
         for (uint32_t i = 0; i < cases(); i++)
-            calls[i] = submit(serving, case_request(i));
+            calls[i] = serving_must_submit(serving, case_request(i));
         serving_wait_all(serving);
         for (uint32_t i = 0; i < cases(); i++) {
             check_equal(&calls[i]->answers[0], &alone[i]->answers[0], case_policy(i));
@@ -248,7 +240,7 @@ static void choices_are_forks_of_a_pruned_prompt(void **state) {
             struct request *request = case_request(i);
             request->n = N;
             request->sampling.temperature = 5;
-            calls[s] = submit(servings[s], request);
+            calls[s] = serving_must_submit(servings[s], request);
         }
         serving_wait_output(servings[0], calls[0], 1);
         struct scheduler_stats stats = stats_of(servings[0]);
@@ -281,7 +273,7 @@ static void memory_kept_is_reported(void **state) {
     request->ignore_eos = full->ignore_eos = small->ignore_eos = counted->ignore_eos = true;
     serving_set_policy(full, "full");
     serving_set_policy(counted, "h2o,ratio=0.25,minimum=8");
-    struct call *call = submit(serving, request);
+    struct call *call = serving_must_submit(serving, request);
     serving_wait_output(serving, call, 2);
     struct scheduler_stats stats = stats_of(serving);
     assert_int_equal(stats.requests_running, 1);
@@ -291,7 +283,8 @@ static void memory_kept_is_reported(void **state) {
     assert_int_equal(stats.kv_bytes_full, 7 * heads * page);
     assert_true(stats.pages_freed_by_policy >= 4 * heads);
     serving_run_free(serving);
-    struct call *others[] = {submit(serving, full), submit(serving, small), submit(serving, counted)};
+    struct call *others[] = {
+        serving_must_submit(serving, full), serving_must_submit(serving, small), serving_must_submit(serving, counted)};
     serving_wait_all(serving);
     const struct answer *answer = &call->answers[0];
     assert_int_equal(answer->kv_tokens_seen, 160);
@@ -325,7 +318,7 @@ static void budget_not_exceeded_changes_nothing(void **state) {
         struct request *pruned = serving_request(100, i, 50), *full = serving_request(100, i, 50);
         pruned->ignore_eos = full->ignore_eos = true;
         serving_set_policy(pruned, policy);
-        struct call *a = submit(serving, pruned), *b = submit(serving, full);
+        struct call *a = serving_must_submit(serving, pruned), *b = serving_must_submit(serving, full);
         serving_wait_all(serving);
         check_equal(&a->answers[0], &b->answers[0], policy);
     }
@@ -342,7 +335,7 @@ static void echo_scores_the_prompt_before_it_is_pruned(void **state) {
         request->ignore_eos = true;
         if (i > 0)
             serving_set_policy(request, "h2o,ratio=0.25,minimum=8");
-        calls[i] = submit(serving, request);
+        calls[i] = serving_must_submit(serving, request);
         serving_wait(serving, calls[i]);
         assert_int_equal(calls[i]->answers[0].finish, FINISH_LENGTH);
         assert_int_equal(calls[i]->answers[0].prompt_entries, 120);
@@ -380,7 +373,7 @@ static uint32_t run_at_once(const char *policy, uint32_t pages, uint32_t *preemp
         struct request *request = serving_request(PROMPT, i, ANSWER);
         request->ignore_eos = true;
         request->logprobs = -1;
-        calls[i] = submit(serving, request);
+        calls[i] = serving_must_submit(serving, request);
     }
     uint32_t most = 0;
     for (uint32_t i = 0; i < REQUESTS; i++)
@@ -437,7 +430,7 @@ static void limits_count_tokens_seen(void **state) {
     request = serving_request(300, 1, 50);
     request->ignore_eos = true;
     serving_set_policy(request, "streaming,tokens=32,prefill_prune_every=64");
-    struct call *call = submit(serving, request);
+    struct call *call = serving_must_submit(serving, request);
     serving_wait(serving, call);
     assert_int_equal(call->answers[0].finish, FINISH_LENGTH);
     assert_int_equal(call->answers[0].completion_tokens, 50);
@@ -446,7 +439,7 @@ static void limits_count_tokens_seen(void **state) {
     request = serving_request(100, 2, 1000);
     request->ignore_eos = true;
     serving_set_policy(request, "knorm,tokens=64");
-    call = submit(serving, request);
+    call = serving_must_submit(serving, request);
     serving_wait(serving, call);
     assert_int_equal(call->answers[0].finish, FINISH_LENGTH);
     assert_int_equal(call->answers[0].completion_tokens, 412);
@@ -454,7 +447,7 @@ static void limits_count_tokens_seen(void **state) {
     request = serving_request(100, 2, 1000);
     request->ignore_eos = true;
     serving_set_policy(request, "streaming,ratio=0.5");
-    call = submit(serving, request);
+    call = serving_must_submit(serving, request);
     serving_wait(serving, call);
     assert_int_equal(call->answers[0].finish, FINISH_LENGTH);
     assert_in_range(call->answers[0].completion_tokens, 160, 412);
@@ -475,7 +468,7 @@ static void cancelling_what_was_preempted(void **state) {
         struct request *growing = serving_request(100, 1, 270), *pruned = serving_request(120, 2, 200);
         growing->ignore_eos = pruned->ignore_eos = true;
         serving_set_policy(pruned, "streaming,tokens=100");
-        struct call *first = submit(serving, growing), *victim = submit(serving, pruned);
+        struct call *first = serving_must_submit(serving, growing), *victim = serving_must_submit(serving, pruned);
         struct scheduler_stats stats = {0};
         while (!first->ended && stats.preemptions == 0) {
             serving_wait_output(serving, first, first->answers[0].outputs + 1);
@@ -516,7 +509,7 @@ static void stress(uint32_t run, const struct serving_options *options) {
         request->echo = words[3] & 32;
         request->ignore_eos = words[3] & 512;
         request->logprobs = words[3] & 64 ? 1 : -1;
-        calls[i] = submit(serving, request);
+        calls[i] = serving_must_submit(serving, request);
         if (words[3] & 128) {
             struct call *victim = calls[words[0] % (i + 1)];
             if (!victim->ended)

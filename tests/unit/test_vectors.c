@@ -26,16 +26,8 @@ static struct request *vector_request(uint32_t tokens, uint64_t seed, enum pooli
     return request;
 }
 
-static struct call *submit(struct serving *serving, struct request *request) {
-    struct error error = {0};
-    struct call *call = serving_submit(serving, request, &error);
-    if (call == NULL)
-        fail_msg("refused: %s", error.message);
-    return call;
-}
-
 static const struct answer *answer(struct serving *serving, struct request *request) {
-    struct call *call = submit(serving, request);
+    struct call *call = serving_must_submit(serving, request);
     serving_wait(serving, call);
     const struct answer *answer = &call->answers[0];
     if (answer->finish != FINISH_STOP)
@@ -100,8 +92,8 @@ static void answer_together(const struct serving_options *options, const struct 
     struct serving *serving = serving_create(options);
     struct call *calls[CASES];
     for (uint32_t i = 0; i < CASES; i++) {
-        submit(serving, serving_request(40, 500 + i, 60));
-        calls[i] = submit(serving, case_request(i));
+        serving_must_submit(serving, serving_request(40, 500 + i, 60));
+        calls[i] = serving_must_submit(serving, case_request(i));
     }
     serving_wait_all(serving);
     for (uint32_t i = 0; i < CASES; i++)
@@ -129,9 +121,9 @@ static void same_after_preemption(void **state) {
     for (uint32_t i = 0; i < DECODING; i++) {
         struct request *request = serving_request(10, 500 + i, 150);
         request->ignore_eos = true;
-        serving_wait_output(serving, submit(serving, request), 1);
+        serving_wait_output(serving, serving_must_submit(serving, request), 1);
     }
-    struct call *call = submit(serving, vector_request(LONG, 5, POOLING_MEAN));
+    struct call *call = serving_must_submit(serving, vector_request(LONG, 5, POOLING_MEAN));
     serving_wait_all(serving);
     struct scheduler_stats stats;
     scheduler_get_stats(serving_scheduler(serving), &stats);
@@ -152,7 +144,7 @@ static void a_list_has_one_each(void **state) {
     request->prompts_count = 2;
     other->prompts_count = 0;
     request_free(other);
-    struct call *call = submit(serving, request);
+    struct call *call = serving_must_submit(serving, request);
     serving_wait(serving, call);
     expect_equal(&call->answers[0], answer(serving, vector_request(TOKENS, 5, POOLING_MEAN)));
     expect_equal(&call->answers[1], answer(serving, vector_request(TOKENS + 9, 6, POOLING_MEAN)));
@@ -167,7 +159,7 @@ static void nothing_is_left(void **state) {
     const struct answer *again = answer(serving, vector_request(100, 5, POOLING_LAST));
     assert_int_equal(again->cached_tokens, 0);
     expect_equal(first, again);
-    struct call *text = submit(serving, serving_request(100, 5, 3));
+    struct call *text = serving_must_submit(serving, serving_request(100, 5, 3));
     serving_wait(serving, text);
     assert_int_equal(text->answers[0].cached_tokens, 0);
     const struct answer *reusing = answer(serving, vector_request(100, 5, POOLING_LAST));
@@ -183,7 +175,7 @@ static void nothing_is_left(void **state) {
 static void states_that_are_no_numbers_are_an_error(void **state) {
     (void)state;
     struct serving *serving = serving_create(&(struct serving_options){.broken_model = true});
-    struct call *call = submit(serving, vector_request(TOKENS, 5, POOLING_MEAN));
+    struct call *call = serving_must_submit(serving, vector_request(TOKENS, 5, POOLING_MEAN));
     serving_wait(serving, call);
     assert_int_equal(call->answers[0].finish, FINISH_ERROR);
     assert_null(call->answers[0].vector);
