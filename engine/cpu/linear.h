@@ -133,6 +133,14 @@ LINEAR_INLINE uint32_t linear_words(const struct linear_traits *traits) {
     return traits->low_bits + traits->high_bits;
 }
 
+/* The i-th group of 4 columns of a part, in the order in which kernels take them: both nibbles of a word one after the
+ * other, where they belong to the same part. */
+LINEAR_INLINE uint32_t linear_group(const struct linear_traits *traits, uint32_t part, uint32_t i) {
+    if (traits->parts == 2)
+        return part * 4 + i;
+    return traits->low_bits == 4 ? i / 2 + i % 2 * 4 : i;
+}
+
 /* Bytes of a block of 32 rows without what precedes every eighth, and of that. */
 LINEAR_INLINE size_t linear_block_bytes(const struct linear_traits *traits) {
     size_t scales = traits->k ? traits->parts : 2;

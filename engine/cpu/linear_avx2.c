@@ -70,13 +70,6 @@ LINEAR_INLINE __m256i load_codes(const char *planes, const struct linear_traits 
     return codes;
 }
 
-/* Group i of a part of a block; both nibbles of a word one after the other, where they belong to the same part. */
-LINEAR_INLINE uint32_t group_at(const struct linear_traits *traits, uint32_t part, uint32_t i) {
-    if (traits->parts == 2)
-        return part * 4 + i;
-    return traits->low_bits == 4 ? i / 2 + i % 2 * 4 : i;
-}
-
 /* 32-bit sums of the products of 8 lanes with one part of a block, for 1 to 4 rows: codes + 128. */
 LINEAR_INLINE void dot_bytes(const char *planes, const struct linear_traits *traits, uint32_t part,
     const struct linear_block *x, uint32_t rows, __m256i *dot) {
@@ -84,7 +77,7 @@ LINEAR_INLINE void dot_bytes(const char *planes, const struct linear_traits *tra
     const __m256i offset = _mm256_set1_epi8(-128);
     LINEAR_UNROLL(8)
     for (uint32_t i = 0; i < 8u / traits->parts; i++) {
-        uint32_t group = group_at(traits, part, i);
+        uint32_t group = linear_group(traits, part, i);
         __m256i weights = _mm256_xor_si256(load_codes(planes, traits, group), offset);
         __m256i magnitudes = _mm256_abs_epi8(weights);
         LINEAR_UNROLL(4)
@@ -104,7 +97,7 @@ LINEAR_INLINE void dot_small(const char *planes, const struct linear_traits *tra
     __m256i pairs[ROWS];
     LINEAR_UNROLL(8)
     for (uint32_t i = 0; i < groups; i++) {
-        uint32_t group = group_at(traits, part, i);
+        uint32_t group = linear_group(traits, part, i);
         __m256i codes = load_codes(planes, traits, group);
         LINEAR_UNROLL(4)
         for (uint32_t row = 0; row < rows; row++) {

@@ -91,8 +91,7 @@ LINEAR_INLINE void dot_part(const char *planes, const struct linear_traits *trai
         dot[row] = dot_start(traits, &x[row]);
     LINEAR_UNROLL(8)
     for (uint32_t i = 0; i < 8u / traits->parts; i++) {
-        /* Both nibbles of a word one after the other, where they belong to the same part. */
-        uint32_t group = traits->parts == 2 ? part * 4 + i : traits->low_bits == 4 ? i / 2 + i % 2 * 4 : i;
+        uint32_t group = linear_group(traits, part, i);
         __m512i codes = load_codes(planes, traits, group);
         LINEAR_UNROLL(8)
         for (uint32_t row = 0; row < rows; row++)
