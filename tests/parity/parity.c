@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/parity/parity.h"
 #include "tests/parity/parity_missing.h"
+#include "tests/sanitized.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -273,14 +274,17 @@ static void run_round(struct parity *parity) {
     parity_skip(parity, why);
 }
 
-/* An emulated device takes its time: a quarter of the rounds, but as many as there are KV formats. */
+/* An emulated device takes its time, and so does a build with sanitizers, to which sizes are alike: a quarter of the
+ * rounds, but as many as there are KV formats. */
 static uint32_t rounds_of(const struct parity *parity, const struct parity_case *entry) {
     uint32_t rounds = entry->rounds > 0 ? entry->rounds : 1;
+    bool slow = SANITIZED;
 #ifdef PARITY_EMULATED
-    if (parity->cuda && rounds > FORMATS)
-        rounds = rounds / 4 > FORMATS ? rounds / 4 : FORMATS;
+    slow = slow || parity->cuda;
 #endif
     (void)parity;
+    if (slow && rounds > FORMATS)
+        rounds = rounds / 4 > FORMATS ? rounds / 4 : FORMATS;
     return rounds;
 }
 
