@@ -106,7 +106,7 @@ need_tsan_build() {
     -Db_lundef=false --optimization=2 -Ddebug=true -Dc_args=-g1
 }
 
-# For requests under sanitizers: a model with less arithmetic; its code is the same. Sets slim_model.
+# For requests whose answers need no meaning: a model with less arithmetic; its code is the same. Sets slim_model.
 slim_model=
 need_slim_model() {
   need_setup
@@ -149,6 +149,19 @@ run_pytest() {
   grep -o '<testsuite [^>]*>' "$output.xml" >>"$output" || true
   rm -f "$output.xml"
   [ "$status" = 0 ] || [ "$status" = 5 ] # 5: the options left no test here
+}
+
+# run_api BUILD MARK...: the API's tests with each of these marks, on the true model where its words must have a meaning.
+run_api() {
+  local folder=$1 mark model status=0
+  shift
+  need_slim_model
+  for mark; do
+    model=$slim_model
+    [ "$mark" != speaks ] || model=$DISTILLCACHE_TEST_MODEL
+    DISTILLCACHE_TEST_MODEL=$model run_pytest "$folder" tests/api -m "$mark" || status=1
+  done
+  return "$status"
 }
 
 # A server under a sanitizer must not read a finding as a mere exit: it is reported in its log and by its status.
@@ -194,7 +207,7 @@ stage_api() {
     need_environment lm-eval
     export DISTILLCACHE_TEST_LM_EVAL=$root/.venv-lm-eval/bin/python
   fi
-  DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/api
+  DISTILLCACHE_TEST_FULL=${full:+1} run_api build-test "not speaks" speaks
 }
 
 stage_template() {
@@ -204,17 +217,20 @@ stage_template() {
 
 stage_bench() {
   need_test_build
-  run_pytest build-test tests/bench
+  need_slim_model
+  DISTILLCACHE_TEST_SLIM_MODEL=$slim_model run_pytest build-test tests/bench
 }
 
 stage_eval() {
   need_test_build
-  run_pytest build-test tests/eval
+  need_slim_model
+  DISTILLCACHE_TEST_SLIM_MODEL=$slim_model run_pytest build-test tests/eval
 }
 
 stage_scripts() {
   need_test_build
-  DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/scripts
+  need_slim_model
+  DISTILLCACHE_TEST_FULL=${full:+1} DISTILLCACHE_TEST_SLIM_MODEL=$slim_model run_pytest build-test tests/scripts
 }
 
 stage_readme() {
@@ -258,14 +274,11 @@ stage_sanitizers() {
   need_asan_build
   sanitizer_environment
   run_meson build-asan --suite unit --suite parity --timeout-multiplier 5
-  need_slim_model
-  local status=0
-  if [ -z "$full" ]; then
-    DISTILLCACHE_TEST_MODEL=$slim_model run_pytest build-asan tests/api -m "not speaks and not repeats"
-    return
+  if [ -n "$full" ]; then
+    run_api build-asan "not speaks" speaks
+  else
+    run_api build-asan "not speaks and not repeats"
   fi
-  DISTILLCACHE_TEST_MODEL=$slim_model run_pytest build-asan tests/api -m "not speaks" || status=1
-  run_pytest build-asan tests/api -m speaks && [ "$status" = 0 ]
 }
 
 stage_tsan() {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a copy of a GGUF model whose feed-forward layers keep only their first columns: the same tokenizer, layers, heads
-and KV cache for a third of the arithmetic. What it says has no meaning; it is for tests under sanitizers, whose
+"""Writes a copy of a GGUF model with fewer layers, whose feed-forward layers keep only their first columns: the same
+tokenizer, heads and kinds of tensors for a fraction of the arithmetic. What it says has no meaning; it is for tests whose
 findings do not depend on it.
 
-  slim_model.py FROM TO [COLUMNS]
+  slim_model.py FROM TO [COLUMNS [LAYERS]]
 """
 import os
 import sys
@@ -22,18 +22,23 @@ def slim(tensor, columns):
     return tensor.data
 
 
-def main(source, target, columns=64):
+def is_kept(tensor, layers):
+    return not tensor.name.startswith("blk.") or int(tensor.name.split(".")[1]) < layers
+
+
+def main(source, target, columns=64, layers=6):
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target + ".new", architecture)
+    smaller = {f"{architecture}.feed_forward_length": columns, f"{architecture}.block_count": layers}
     for field in reader.fields.values():
         if field.name == "general.architecture" or field.name.startswith("GGUF."):
             continue
-        value = columns if field.name.endswith(".feed_forward_length") else field.contents()
+        value = smaller.get(field.name, field.contents())
         kind = field.types[0]
         inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, value, kind, sub_type=inner)
-    for tensor in reader.tensors:
+    for tensor in filter(lambda tensor: is_kept(tensor, layers), reader.tensors):
         writer.add_tensor(tensor.name, slim(tensor, columns), raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

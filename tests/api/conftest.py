@@ -10,6 +10,7 @@ DISTILLCACHE_TEST_NETWORK_TOOL  what makes random networks (default: tests/model
 No test asserts a time; `eventually` waits for a state, and its limit is only there to end a hung test.
 """
 
+import functools
 import http.client
 import json
 import os
@@ -40,6 +41,17 @@ def eventually(condition, what="condition"):
             return value
         assert time.monotonic() < deadline, f"never came true: {what}"
         time.sleep(0.01)
+
+
+@functools.cache
+def inspect_model():
+    return json.loads(subprocess.check_output([SERVER, "inspect", "--json", os.environ["DISTILLCACHE_TEST_MODEL"]]))
+
+
+def memory_of(tokens):
+    """For --kv-memory: what so many tokens of the model take in f16, so that as many fit whatever its layers are."""
+    shape = inspect_model()["shape"]
+    return tokens * shape["layers"] * shape["kv_heads"] * (2 * 2 * shape["head_dim"] + 4)
 
 
 class Reply:
@@ -224,7 +236,7 @@ class Stream:
 def policies_folder(tmp_path_factory):
     """A folder with random networks of the policies distillcache and ranker for the model."""
     folder = tmp_path_factory.mktemp("policies")
-    model = json.loads(subprocess.check_output([SERVER, "inspect", "--json", os.environ["DISTILLCACHE_TEST_MODEL"]]))
+    model = inspect_model()
     shape = {name: model["shape"][name] for name in ("layers", "kv_heads", "head_dim")}
     requests = [dict(op="create", file=str(folder / f"{model['fingerprint']}{end}.safetensors"), method=method,
                      features=features, fingerprint=model["fingerprint"], seed=7, **shape)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from conftest import Stream, eventually
+from conftest import Stream, eventually, memory_of
 
 pytestmark = pytest.mark.repeats
 COMPLETION = "/v1/completions"
@@ -153,7 +153,7 @@ def test_same_tokens_with_any_prefill_chunk(start_server, expected, chunk):
 
 
 def test_same_tokens_after_preemption(start_server, expected):
-    server = start_server("--kv-memory", "12M", "--no-prefix-sharing")
+    server = start_server("--kv-memory", memory_of(540), "--no-prefix-sharing")
     assert among_others(server, 10) == expected
     assert server.idle()["num_preemptions_total"] > 0, "the test did not force any preemption"
     server.stop()

@@ -11,7 +11,7 @@ import subprocess
 import openai
 import pytest
 
-from conftest import PATIENCE, SERVER, Stream
+from conftest import PATIENCE, SERVER, Stream, inspect_model, memory_of
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 POLICIES = ["random", "streaming", "h2o", "h2o_mean", "scissorhands", "tova", "snapkv", "pyramidkv", "adakv", "criticalkv",
@@ -272,7 +272,7 @@ def test_limits_count_all_tokens(server, start_server):
 
 
 def test_early_prunes_take_prompts_that_the_cache_cannot_hold(start_server):
-    small = start_server("--kv-memory", "8M")
+    small = start_server("--kv-memory", memory_of(360))
     most = small.get("/v1/models").json["data"][0]["max_model_len"]
     long = [20 + i % 500 for i in range(2 * most)]
     body = dict(prompt=long, max_tokens=5, ignore_eos=True)
@@ -319,7 +319,7 @@ def test_gauges_show_what_running_sequences_keep(server):
 def test_the_same_after_preemption(start_server, alone, swap):
     """Short prompts let more sequences in than there is memory for when their answers have grown; with no memory to swap
     to, they are computed again."""
-    server = start_server("--kv-memory", "8M", "--kv-swap", swap, "--no-prefix-sharing")
+    server = start_server("--kv-memory", memory_of(360), "--kv-swap", swap, "--no-prefix-sharing")
     wanted = ["h2o", "snapkv", "streaming"]
     body = dict(prompt=STORY, max_tokens=120)
     expected = {policy: tokens(answer(server, kv_cache={"policy": policy, "ratio": 0.75}, **body)) for policy in wanted}
@@ -371,9 +371,14 @@ def write_gates(path, layers, kv_heads):
     return path
 
 
+def heads():
+    shape = inspect_model()["shape"]
+    return {name: shape[name] for name in ("layers", "kv_heads")}
+
+
 def test_gate_files(start_server, tmp_path):
     """Half of the heads keep everything, the others 16 sinks and 64 recent tokens. Requests use the server's gates."""
-    server = start_server("--kv-policy", f"rlkv:{write_gates(tmp_path / 'gates.json', 30, 3)}")
+    server = start_server("--kv-policy", f"rlkv:{write_gates(tmp_path / 'gates.json', **heads())}")
     assert server.get("/v1/models").json["data"][0]["kv_cache"] == {"policy": "rlkv", "sparsity": 0.5}
     for kv_cache in (None, {"policy": "rlkv"}, {"sinks": 16}):
         usage = answer(server, kv_cache=kv_cache)["usage"]
@@ -384,8 +389,11 @@ def test_gate_files(start_server, tmp_path):
 
 
 def test_gates_of_another_model(tmp_path):
-    done = serve("--kv-policy", f"hybrid:{write_gates(tmp_path / 'gates.json', 29, 3)}")
-    assert done.returncode == 1 and "29" in done.stderr and "30" in done.stderr
+    own = heads()
+    other = dict(own, layers=own["layers"] + 17)
+    done = serve("--kv-policy", f"hybrid:{write_gates(tmp_path / 'gates.json', **other)}")
+    assert done.returncode == 1
+    assert f"for {other['layers']} layers" in done.stderr and f"model has {own['layers']} of" in done.stderr, done.stderr
 
 
 def serve(*options):

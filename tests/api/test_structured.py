@@ -15,7 +15,7 @@ import typing
 import pydantic
 import pytest
 
-from conftest import Stream
+from conftest import Stream, memory_of
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "model"))
 import schemas  # noqa: E402
@@ -99,7 +99,7 @@ def test_logprobs_are_the_models(server):
 
 
 def test_under_a_policy_and_preemption(start_server):
-    server = start_server("--kv-memory", "12M", "--context", "512")
+    server = start_server("--kv-memory", memory_of(540), "--context", "512")
     schema = {"type": "array", "items": PERSON, "minItems": 4, "maxItems": 5}
     for kv_cache in ({"policy": "full"}, {"policy": "h2o", "tokens": 48}):
         body = {"max_tokens": 300, "seed": 3, "temperature": 1.0, "kv_cache": kv_cache}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`distillcache bench` on the real model, in sizes that take seconds: the shape of its document and what must hold
+"""`distillcache bench` in sizes that take seconds: the shape of its document and what must hold
 between its figures. No test asserts a time.
 
-Needs DISTILLCACHE_TEST_MODEL and the program in DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
+Needs DISTILLCACHE_TEST_MODEL, or DISTILLCACHE_TEST_SLIM_MODEL with less arithmetic (slim_model.py), and the program in
+DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
 """
 import json
 import math
@@ -14,9 +15,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
-MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
+MODEL = os.environ.get("DISTILLCACHE_TEST_SLIM_MODEL") or os.environ["DISTILLCACHE_TEST_MODEL"]
 FAKE_PEER = ROOT / "tests/bench/fake_peer.py"
-KV_BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head width, keys and values, f16
+SHAPE = json.loads(subprocess.check_output([BUILD / "distillcache", "inspect", "--json", MODEL]))["shape"]
+HEADS = SHAPE["layers"] * SHAPE["kv_heads"]
+KV_BYTES_PER_TOKEN = HEADS * SHAPE["head_dim"] * 2 * 2  # keys and values, f16
 SMALL = ("--prefill", "40", "--decode", "4", "--batch", "1,3", "--depth", "0,256", "--pairs", "3")
 POLICY_KEYS = {"ratio_full", "ratio_full_allowed", "ratio_full_reached", "kv_tokens_kept", "statistics_bytes",
                "policy_percent"}
@@ -34,6 +37,11 @@ TIMEOUT_S = 300
 def run_bench(*options, **environment):
     return subprocess.run([BUILD / "distillcache", "bench", "--model", MODEL, *options], timeout=TIMEOUT_S,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+
+def memory(mebibytes):
+    """For --kv-memory: what holds as many tokens as this does where a token has 90 heads."""
+    return str(mebibytes * 2**20 * HEADS // 90)
 
 
 def document(*options, **environment):
@@ -160,7 +168,7 @@ def test_work_that_does_not_fit_is_an_error_that_says_what():
     done = run_bench("--json", "--prefill", "16", "--decode", "4", "--depth", "100000", "--pairs", "1")
     assert done.returncode == 1 and done.stdout == ""
     assert "decode batch 1 depth 100000" in done.stderr
-    done = run_bench("--json", "--prefill", "16", "--decode", "4", "--batch", "3", "--depth", "256", "--kv-memory", "16M",
+    done = run_bench("--json", "--prefill", "16", "--decode", "4", "--batch", "3", "--depth", "256", "--kv-memory", memory(16),
                      "--pairs", "1")
     assert done.returncode == 1
     assert "decode batch 3 depth 256" in done.stderr and "--kv-memory" in done.stderr
@@ -207,7 +215,7 @@ def test_bytes_of_a_pruned_step_are_what_is_kept(pruned):
         assert run["kv_tokens_kept"] == math.floor(run["kv_ratio"] * seen)
         assert (run["statistics_bytes"] == 0) == plain
         # A sum and a sum of squares at most, of 8 bytes a slot, with room to grow.
-        assert run["statistics_bytes"] <= 2 * 30 * 3 * 2 * 16 * run["kv_tokens_kept"]
+        assert run["statistics_bytes"] <= 2 * HEADS * 2 * 16 * run["kv_tokens_kept"]
         saved = full["bytes_per_step"] - (run["bytes_per_step"] - run["statistics_bytes"])
         assert saved == pytest.approx(2 * (1 - run["kv_ratio"]) * 400 * KV_BYTES_PER_TOKEN, rel=0.06)
         assert run["ratio_full_allowed"] == pytest.approx(full["bytes_per_step"] / run["bytes_per_step"], rel=1e-6)
@@ -235,19 +243,19 @@ def test_a_number_of_tokens_is_a_budget_too():
 
 
 def test_pruned_sequences_need_one_prefill_at_a_time():
-    """Three sequences with the full cache take 37 MB; beside them there is room for what a policy keeps of two and the
+    """Three sequences with the full cache take 37 MB of 56 (memory()); beside them there is room for what a policy keeps of two and the
     prefill of one, not of two."""
     options = ("--json", "--prefill", "16", "--decode", "2", "--pairs", "1", "--depth", "512", "--kv-policy", "streaming")
-    done = run_bench(*options, "--kv-memory", "56M", "--batch", "3")
+    done = run_bench(*options, "--kv-memory", memory(56), "--batch", "3")
     assert done.returncode == 0, done.stderr
-    done = run_bench(*options, "--kv-memory", "50M", "--batch", "3")
+    done = run_bench(*options, "--kv-memory", memory(50), "--batch", "3")
     assert done.returncode == 1 and "decode batch 3 depth 512 streaming, ratio 0.25" in done.stderr
     assert "--kv-memory" in done.stderr
 
 
 def test_admission_counts_what_fits():
-    """The pool of 16 MiB holds 4,033 pages, a sequence of 128 tokens 8 in each of 90 heads: 5 sequences."""
-    doc = document("--prefill", "16", "--decode", "1", "--pairs", "1", "--depth", "128", "--kv-memory", "16M",
+    """A pool of 16 MiB holds 4,033 pages, a sequence of 128 tokens 8 in each of 90 heads: 5 sequences (memory())."""
+    doc = document("--prefill", "16", "--decode", "1", "--pairs", "1", "--depth", "128", "--kv-memory", memory(16),
                    "--admission", "--kv-policy", "streaming", "--kv-policy", "h2o")
     full, streaming, h2o = [run for run in doc["runs"] if run["work"] == "admission"]
     assert full["batch"] == 5 and full["ratio_full"] is None

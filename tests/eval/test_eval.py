@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`distillcache eval` on the real model, in sizes that take seconds: its document, its files, stopping and resuming; and
-its figures against recomputation: KL, loss and kept tokens by the NumPy reference, means and intervals from the results
-that --resume keeps. No test asserts a time.
+"""`distillcache eval` in sizes that take seconds: its document, its files, stopping and resuming; and its figures against
+recomputation: KL, loss and kept tokens by the NumPy reference, means and intervals from the results that --resume keeps.
+No test asserts a time.
 
 Needs DISTILLCACHE_TEST_MODEL and the programs in DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
+DISTILLCACHE_TEST_SLIM_MODEL names the model with less arithmetic (slim_model.py); without it the other one is taken.
 """
 import csv
 import json
@@ -21,9 +22,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
-MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
+SPEAKING_MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
+MODEL = os.environ.get("DISTILLCACHE_TEST_SLIM_MODEL") or SPEAKING_MODEL
 TIMEOUT_S = 300
-LAYERS, KV_HEADS = 30, 3
 ROW_KEYS = {"task", "kv_policy", "kv_ratio", "length", "n", "tokens_per_second", "kv_tokens_kept", "kv_tokens_seen",
             "kv_bytes", "kv_bytes_full", "kept_sinks", "kept_recent", "kept_between", "kept_first", "kept_distance"}
 KL_KEYS = {"kl", "kl_ci", "kl_geometric", "top1", "perplexity", "perplexity_full", "perplexity_increase"}
@@ -320,7 +321,7 @@ def test_own_questions_from_a_file(folder):
     items = [{"context": "The colour of the house is red. ", "question": "The colour of the house is", "answer": "red",
               "max_tokens": 4}, {"prompt": "One, two, three, four, five, six, seven,", "answer": "eight", "max_tokens": 3}]
     file.write_text("".join(json.dumps(i) + "\n" for i in items))
-    doc = document("--task", "jsonl", "--data", file, "--kv-policy", "streaming,tokens=8")
+    doc = document("--task", "jsonl", "--data", file, "--kv-policy", "streaming,tokens=8", "--model", SPEAKING_MODEL)
     assert doc["rows"][0]["n"] == 2 and doc["rows"][0]["gold_logprob"] > -4
     assert doc["rows"][1]["kv_tokens"] == 8 and "kv_ratio" not in doc["rows"][1]
 

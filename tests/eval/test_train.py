@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`distillcache train` on the real model, in sizes that take seconds: its lines, its files, stopping and resuming, and
+"""`distillcache train` in sizes that take seconds: its lines, its files, stopping and resuming, and
 wrong usage. That training finds what it should is tests/unit/test_train_rank.c's. No test asserts a time.
 
-Needs DISTILLCACHE_TEST_MODEL and the programs in DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
+Needs DISTILLCACHE_TEST_MODEL, or DISTILLCACHE_TEST_SLIM_MODEL with less arithmetic (slim_model.py), and the programs in
+DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
 """
 import json
 import math
@@ -18,7 +19,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build"))
-MODEL = os.environ["DISTILLCACHE_TEST_MODEL"]
+MODEL = os.environ.get("DISTILLCACHE_TEST_SLIM_MODEL") or os.environ["DISTILLCACHE_TEST_MODEL"]
+SHAPE = json.loads(subprocess.check_output([BUILD / "distillcache", "inspect", "--json", MODEL]))["shape"]
+LAYERS, KV_HEADS, HEAD_DIM = (SHAPE[name] for name in ("layers", "kv_heads", "head_dim"))
 TIMEOUT_S = 300
 STEPS = 12
 SIZES = {"sequences": 4, "prompt_least": 96, "prompt_most": 128, "future": 16, "rollout": 16, "valid_prompts": 2,
@@ -103,7 +106,7 @@ def test_policy_file(whole, folder):
     # The best of those compared is what is written.
     best = min((e["kl_valid"], e["step"]) for e in whole if "kl_valid" in e)[1]
     assert record["step"] == best
-    assert tensors["content"]["shape"] == [30 * 3, 4, 64]
+    assert tensors["content"]["shape"] == [LAYERS * KV_HEADS, 4, HEAD_DIM]
 
 
 def test_plot(whole, folder):
@@ -155,7 +158,7 @@ def test_gates(folder, text):
     assert [e["stage"] for e in metrics] == ["gates", "gates"] and "kl_valid" in metrics[-1]
     assert all(e["entropy"] > 0 and "loss" not in e for e in metrics)
     written = json.loads(out.read_text())
-    assert [len(layer) for layer in written["gates"]] == [3] * 30 and written["method"] == "rlkv"
+    assert [len(layer) for layer in written["gates"]] == [KV_HEADS] * LAYERS and written["method"] == "rlkv"
     assert written["record"]["options"]["gate_steps"] == "2"
     assert any(gate != 0.5 for layer in written["gates"] for gate in layer)
     done = subprocess.run([BUILD / "distillcache", "eval", "--model", MODEL, "--task", "kl", "--data", text, "--json",

@@ -2,6 +2,7 @@
 """scripts/paper_tables.sh: its words, its tables from hand-made documents, and in tiny sizes on the real model.
 
 Needs DISTILLCACHE_TEST_MODEL and the programs in DISTILLCACHE_TEST_BUILD (default: build/ of the repository).
+DISTILLCACHE_TEST_SLIM_MODEL names a model with less arithmetic (slim_model.py); without it the other one is taken.
 """
 import json
 import math
@@ -16,14 +17,16 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build")) / "distillcache"
+MODEL = os.environ.get("DISTILLCACHE_TEST_MODEL") or "/nonexistent"
+SLIM_MODEL = os.environ.get("DISTILLCACHE_TEST_SLIM_MODEL") or MODEL
 TIMEOUT_S = 300
 TABLES = ["budgets", "trained", "lengths", "hybrid", "rewards", "features", "errors", "positions", "curves", "latency"]
 TINY_TRAINING = ["--sequences", "1", "--", "--set", "prompt_most=160", "--set", "valid_prompts=1", "--set", "valid_rollout=4",
                  "--set", "rollout=8"]
 
 
-def run(*arguments, script="paper_tables.sh"):
-    environment = {**os.environ, "DISTILLCACHE_MODEL": os.environ.get("DISTILLCACHE_TEST_MODEL", "/nonexistent")}
+def run(*arguments, script="paper_tables.sh", model=SLIM_MODEL):
+    environment = {**os.environ, "DISTILLCACHE_MODEL": model}
     return subprocess.run([ROOT / "scripts" / script, *map(str, arguments)], timeout=TIMEOUT_S, capture_output=True, text=True,
                           env=environment, stdin=subprocess.DEVNULL)
 
@@ -36,8 +39,8 @@ def cells(text):
     return [rows[0], *rows[2:]]
 
 
-def table(name, state, *options):
-    done = run(name, "--program", PROGRAM, "--state", state, *options)
+def table(name, state, *options, **how):
+    done = run(name, "--program", PROGRAM, "--state", state, *options, **how)
     assert done.returncode == 0, done.stderr
     return cells(done.stdout)
 
@@ -196,7 +199,7 @@ def test_rewards_train_five_policies(tmp_path):
 
 def test_latency_has_the_phases(tmp_path):
     found = table("latency", tmp_path, "--depth", "96", "--batch", "2", "--policies", "h2o distillcache", "--ratio", "0.5",
-                  "--", "--prefill", "16", "--decode", "16")
+                  "--", "--prefill", "16", "--decode", "16", model=MODEL)  # the one that a policy is shipped for
     assert found[0][5:9] == ["statistics", "score", "select", "compact"]
     assert [row[0].split(",")[0] for row in found[1:]] == ["full", "h2o", "distillcache"]
     assert found[1][5:9] == [""] * 4 and all(float(cell) >= 0 for row in found[2:] for cell in row[6:9])
