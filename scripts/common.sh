@@ -114,7 +114,8 @@ make_environment() {
   say "making the Python environment $(basename "$folder")"
   rm -rf "$folder"
   python3 -m venv "$folder" 9>&- || die "cannot make a Python environment"
-  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --only-binary=:all: \
+  # Not compiled: most of the packages' modules are never imported.
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile --only-binary=:all: \
     -r "$packages" </dev/null 9>&- || die "cannot install the tests' Python packages"
   cp "$packages" "$folder/requirements.txt"
 }

@@ -97,13 +97,14 @@ need_asan_build() {
     -Dsanitizer_strict=true --optimization=1 -Ddebug=true -Dc_args=-g1
 }
 
-# The tests with several threads; the thread sanitizer has nothing to say about the others.
+# The tests with several threads; the thread sanitizer has nothing to say about the others. Nor does it find more in each
+# copy of an unrolled loop, which take minutes to compile (engine/cpu/linear.h).
 thread_tests=(log parallel scheduler server_loop store threads)
 
 need_tsan_build() {
   need_setup
   need_build build-tsan "distillcache tests/unit/fake_server tests/model/network_tool tests/parity/parity ${thread_tests[*]/#/tests/unit/test_}" --werror -Dtests=true -Db_sanitize=thread \
-    -Db_lundef=false --optimization=2 -Ddebug=true -Dc_args=-g1
+    -Db_lundef=false --optimization=1 -Ddebug=true -Dc_args=-g1,-DCPU_COMPACT
 }
 
 # For requests whose answers need no meaning: a model with less arithmetic; its code is the same. Sets slim_model.
@@ -142,8 +143,11 @@ run_pytest() {
     return 0
   }
   local status=0
-  DISTILLCACHE_TEST_BUILD=$root/$folder DISTILLCACHE_TEST_SERVER=$root/$folder/distillcache PYTHONDONTWRITEBYTECODE=1 \
-    "$root/.venv/bin/python" -m pytest -rs --durations=5 -p no:cacheprovider --color=no --junitxml="$output.xml" \
+  # What is imported is compiled once, beside the environment. Plugins that packages bring are of no use here, and take
+  # five seconds to load. With a thread for each core, BLAS would wait for the other stage.
+  DISTILLCACHE_TEST_BUILD=$root/$folder DISTILLCACHE_TEST_SERVER=$root/$folder/distillcache OPENBLAS_NUM_THREADS=1 \
+    PYTHONPYCACHEPREFIX=$root/.venv/pycache PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 "$root/.venv/bin/python" \
+    -m pytest -rs --durations=5 -p no:cacheprovider --color=no --junitxml="$output.xml" \
     "$root/$path" "$@" ${pytest_options[@]+"${pytest_options[@]}"} || status=$?
   # Counted from the file, since -q may leave out the line that says it.
   grep -o '<testsuite [^>]*>' "$output.xml" >>"$output" || true
@@ -198,7 +202,7 @@ stage_unit() {
 
 stage_logits() {
   need_test_build
-  run_pytest build-test tests/model
+  DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/model
 }
 
 stage_api() {
@@ -258,7 +262,8 @@ stage_cuda() {
   DISTILLCACHE_TEST_FULL=${full:+1} run_pytest build-test tests/cuda
 }
 
-# With a toolkit of this machine, or one of PyPI's wheels. One folder each, since the default has one architecture.
+# With a toolkit of this machine, or one of PyPI's wheels. One folder each, since the default has one architecture. The
+# host's C is at -O1, since build-test has it at -O3; kernels are at nvcc's -O3.
 stage_nvcc() {
   local architectures=89 folder=build-cuda-89
   [ -z "$full" ] || architectures=80,89,90 folder=build-cuda
@@ -266,7 +271,7 @@ stage_nvcc() {
   need_packages g++
   need_cuda
   need_build "$folder" "distillcache tests/parity/parity" --werror -Dtests=true -Dcuda=enabled -Dgpu_toolkit="$cuda_home" \
-    -Dgpu_architectures="$architectures"
+    -Dgpu_architectures="$architectures" --optimization=1
   DISTILLCACHE_TEST_ARCHITECTURES=${architectures//,/ } run_pytest "$folder" tests/nvcc
 }
 
