@@ -8,20 +8,20 @@ set -euo pipefail
 # Name, seconds of CPU it should take (more is told, never a failure), what it does. In the order of starting, two at a
 # time from the third on; those marked + run only with --full or when named.
 stages='
-setup       120 packages, the default model, a Python environment in .venv
+setup        90 packages, the default model, a Python environment in .venv
 build       300 everything with -Werror
-sanitizers 1200 unit, parity and API tests with address and undefined-behaviour sanitizers
+sanitizers  700 unit, parity and API tests with address and undefined-behaviour sanitizers
 cuda        600 the CUDA backend against an emulated device: emulator, parity, graphs, engine and scheduler, the whole model (pytest tests/cuda)
-nvcc        400 the CUDA backend as nvcc builds it: registers of sm_89 (--full: sm_80, 89, 90), the program without a device (pytest tests/nvcc)
-unit        300 unit, model and parity tests (meson)
 logits      450 pytest tests/model: tokenizer and logits beside other implementations
-tsan        350 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
-eval        220 pytest tests/eval: what eval measures, beside the reference and recomputation
-bench       220 pytest tests/bench: what bench prints
-fuzz        120 seeded mutations of files and requests, with sanitizers
+nvcc        370 the CUDA backend as nvcc builds it: registers of sm_89 (--full: sm_80, 89, 90), the program without a device (pytest tests/nvcc)
+unit        300 unit, model and parity tests (meson)
+tsan        250 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
+api         200 pytest tests/api: real clients against the server (--full: lm-eval too, in a Python environment of its own)
+fuzz         60 seeded mutations of files and requests, with sanitizers
+bench        60 pytest tests/bench: what bench prints
+eval         40 pytest tests/eval: what eval measures, beside the reference and recomputation
 template     40 pytest tests/template: chat templates beside jinja2 of Python
-api         270 pytest tests/api: real clients against the server (--full: lm-eval too, in a Python environment of its own)
-scripts     100 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
+scripts      40 pytest tests/scripts: words of the scripts, and paper_tables.sh in tiny sizes
 deploy       40 pytest tests/deploy: replicas behind nginx, the dashboard beside Prometheus, manifests (--full: the steps of the image, in a fresh Debian)
 readme       50 pytest tests/readme: the examples of README.md as printed
 format       20 clang-format, where version 14 of it is installed
