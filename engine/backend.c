@@ -3,6 +3,7 @@
 
 #include "cuda/cuda.h"
 #include "engine/log.h"
+#include "parallel/hosts.h"
 #include "parallel/parallel.h"
 
 #include <string.h>
@@ -38,6 +39,8 @@ static struct backend *open_ranks(const struct backend_options *options, struct 
 
 struct backend *backend_open(const struct backend_options *options, struct error *error) {
     const char *name = options->name;
+    if (options->hosts.world > 1)
+        return parallel_hosts_open(options, error);
     if (options->ranks > 1)
         return open_ranks(options, error);
     if (name == NULL || strcmp(name, "cpu") == 0)

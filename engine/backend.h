@@ -542,6 +542,14 @@ static inline void *kv_pool_address(struct backend *backend, const struct kv_poo
     return base + (size_t)(page - rank * pool->rank_pages) * pool->page_bytes;
 }
 
+/* Ranks that are other processes (parallel/hosts.h). */
+struct backend_hosts {
+    uint32_t world;         /* processes, this one is rank 0; 0 or 1: none */
+    const char *rendezvous; /* "HOST:PORT" to wait for them at */
+    const char *key;        /* that they must know; "": none */
+    const char *version;    /* of the program, which theirs must be */
+};
+
 struct backend_options {
     const char *cpu_features; /* highest tier to use: "auto", "scalar", "avx2", "avx512" */
     uint32_t threads;         /* 0: as many as the affinity mask and cgroup quota allow */
@@ -549,6 +557,8 @@ struct backend_options {
     uint32_t ranks;           /* tensor parallel: as many backends as one; 0 or 1: one */
     uint32_t device;          /* CUDA: its number among those that CUDA_VISIBLE_DEVICES leaves */
     const char *all_reduce;   /* how CUDA ranks add up: "nccl", "host", or "auto" (or NULL): the first that is there */
+    struct backend_hosts hosts;
+    const char *fingerprint; /* of the model, for hosts; engine_open knows it */
 };
 
 /* The backend of that name. auto: CUDA where the build has it and a device is there (cuda/cuda.h), else the CPU, and a

@@ -63,7 +63,9 @@ struct engine *engine_open(const struct model *model, const struct engine_option
     }
     engine->model = model;
     engine->batch_rows = options->batch_rows == 0 ? BATCH_ROWS_DEFAULT : options->batch_rows;
-    engine->backend = backend_open(&options->backend, error);
+    struct backend_options backend = options->backend;
+    backend.fingerprint = model->fingerprint;
+    engine->backend = backend_open(&backend, error);
     if (engine->backend == NULL || check_ranks(engine, error) != 0 || allocate_host(engine, error) != 0 ||
         create_cache(engine, options, error) != 0)
         goto fail;

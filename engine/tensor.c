@@ -97,6 +97,7 @@ struct tensor tensor_cut_rows(const struct tensor *tensor, uint32_t first, uint3
     size_t skipped = (size_t)((const char *)tensor_row(tensor, first) - (const char *)tensor->data);
     part.data = (const char *)tensor->data + skipped;
     part.rows = count;
+    part.first_row += first;
     part.bytes -= skipped;
     return part;
 }
@@ -107,6 +108,7 @@ struct tensor tensor_cut_columns(const struct tensor *tensor, uint32_t first, ui
     part.stride = tensor->stride != 0 ? tensor->stride : tensor_row_bytes(tensor->type, tensor->columns);
     part.data = (const char *)tensor->data + skipped;
     part.columns = count;
+    part.first_column += first;
     part.bytes -= skipped;
     return part;
 }

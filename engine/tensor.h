@@ -48,6 +48,7 @@ struct tensor {
     const void *data; /* borrowed from the file's mapping; may be unaligned */
     size_t bytes;
     size_t stride; /* bytes from one row to the next, of columns cut out of a wider matrix; 0: rows follow each other */
+    uint32_t first_row, first_column; /* of a part: where it begins in the matrix of that name */
 };
 
 /* What the program knows of a format; NULL for one that it cannot read. */

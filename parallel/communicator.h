@@ -8,7 +8,8 @@
  * for it, and every operation from then on, returns the first error. Nobody waits for a rank that failed, nor longer
  * than `patience` for one that does not come.
  *
- *   communicator_host.c            ranks on the CPU: threads of one process that see each other's memory
+ *   communicator_host.c            ranks on the CPU: threads of one process that see each other's memory; or ranks of
+ *                                  other processes and devices, whose parts come to the leader's memory
  *   cuda/communicator_nccl.c       CUDA devices, by NCCL
  *   cuda/communicator_mapped.c     CUDA devices, through host memory that all of them see
  */
@@ -88,5 +89,10 @@ int communicator_check(struct communicator *communicator, struct error *error); 
 
 /* Threads of one process that see each other's memory: ranks on the CPU. ERROR_MEMORY. */
 struct communicator *communicator_host_create(uint32_t ranks, struct error *error);
+
+/* The same for backends whose memory this process does not see (remote.h, or a device of its own) beside such that it
+ * does: parts are downloaded, and sums uploaded again. Borrows inner [ranks]. ERROR_MEMORY. */
+struct backend;
+struct communicator *communicator_far_create(struct backend *const *inner, uint32_t ranks, struct error *error);
 
 #endif

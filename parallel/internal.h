@@ -58,10 +58,6 @@ static inline struct parallel *parallel_of(struct backend *backend) {
     return (struct parallel *)backend;
 }
 
-static inline const struct backend_operations *parallel_inner(const struct parallel *p) {
-    return p->inner[0]->operations; /* of all: they are of one kind */
-}
-
 /* Runs work(context, rank) on all ranks, unless the backend has failed; the sum that is pending before. */
 void parallel_run(struct parallel *p, crew_work work, void *context);
 

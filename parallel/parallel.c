@@ -3,6 +3,7 @@
 
 #include "cuda/cuda.h"
 #include "engine/cpu/threads.h"
+#include "parallel/remote.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,8 +55,11 @@ void parallel_fail(struct parallel *p, int code, const char *what) {
 }
 
 static int check(struct backend *backend, struct error *error) {
-    struct communicator *communicator = parallel_of(backend)->communicator;
-    return communicator_check(communicator, error);
+    struct parallel *p = parallel_of(backend);
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
+        if (remote_is(p->inner[rank]))
+            remote_look(p->inner[rank]);
+    return communicator_check(p->communicator, error);
 }
 
 static const char *describe(struct backend *backend) {

@@ -10,7 +10,7 @@ struct backend_weight {
     enum weight_role role;
     uint32_t rows, columns;                /* of the whole matrix */
     uint32_t first[BACKEND_RANKS_MAX + 1]; /* rows of it from which on each rank has them: WEIGHT_VOCABULARY */
-    const struct backend_operations *inner;
+    const struct backend_operations *inner[BACKEND_RANKS_MAX];
     uint32_t ranks;
     struct backend_weight *parts[BACKEND_RANKS_MAX];
 };
@@ -91,15 +91,18 @@ struct backend_weight *parallel_weight_split(
     call.weight->rows = tensor->rows;
     call.weight->columns = tensor->columns;
     call.weight->ranks = p->ranks_count;
-    call.weight->inner = parallel_inner(p);
     for (uint32_t rank = 0; rank <= p->ranks_count; rank++)
         call.weight->first[rank] = (uint32_t)((uint64_t)tensor->rows * rank / p->ranks_count);
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
+        call.weight->inner[rank] = p->inner[rank]->operations;
     int code = role == WEIGHT_VOCABULARY ? reserve_logits(p, call.weight, error) : 0;
     if (code == 0)
         parallel_run(p, split_on_rank, &call);
     for (uint32_t rank = 0; rank < p->ranks_count && code == 0; rank++)
         if (call.weight->parts[rank] == NULL)
-            code = error_set(error, call.errors[rank].code, "%s", call.errors[rank].message);
+            code = call.errors[rank].code != 0
+                       ? error_set(error, call.errors[rank].code, "%s", call.errors[rank].message)
+                       : communicator_check(p->communicator, error);
     if (code == 0)
         return call.weight;
     parallel_weight_free(backend, call.weight);
@@ -116,7 +119,7 @@ void parallel_weight_free(struct backend *backend, struct backend_weight *weight
 size_t parallel_weight_bytes(const struct backend_weight *weight) {
     size_t bytes = 0;
     for (uint32_t rank = 0; rank < weight->ranks; rank++)
-        bytes += weight->inner->weight_bytes(weight->parts[rank]);
+        bytes += weight->inner[rank]->weight_bytes(weight->parts[rank]);
     return bytes;
 }
 

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensor parallel over processes (parallel/hosts.h), with workers that are threads: bit for bit what ranks of one
+ * process give; who is let in at the rendezvous; a worker that is lost.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "engine/engine_internal.h"
+#include "parallel/internal.h"
+#include "parallel/remote.h"
+#include "tests/unit/chosen_backend.h"
+#include "tests/unit/hosts_worker.h"
+#include "tests/unit/pruning.h"
+#include "tests/unit/tiny_network.h"
+
+enum { PATIENCE = 240, WORLD_MAX = 4 };
+
+/* ---- a leader with its workers ---- */
+
+struct hosts {
+    char address[HOSTS_ADDRESS];
+    uint32_t world;
+    struct hosts_worker workers[WORLD_MAX];
+    struct engine *engine;
+};
+
+static struct engine *open_leader(
+    const struct model *model, const char *address, uint32_t world, const struct engine_options *like) {
+    struct engine_options options = *like;
+    options.backend = (struct backend_options){.cpu_features = "auto",
+        .threads = 1,
+        .name = chosen_backend(),
+        .hosts = {.world = world, .rendezvous = address, .key = "of the test", .version = "1"}};
+    return pruning_engine(model, &options);
+}
+
+static struct hosts *open_hosts(const struct model *model, uint32_t world, const struct engine_options *like) {
+    struct hosts *hosts = calloc(1, sizeof *hosts);
+    hosts_address(hosts->address);
+    hosts->world = world;
+    for (uint32_t rank = 1; rank < world; rank++) {
+        const struct rendezvous options = hosts_options(hosts->address, rank);
+        hosts_worker_start(&hosts->workers[rank], model, &options);
+    }
+    hosts->engine = open_leader(model, hosts->address, world, like);
+    return hosts;
+}
+
+static void close_hosts(struct hosts *hosts) {
+    pruning_engine_close(hosts->engine);
+    for (uint32_t rank = 1; rank < hosts->world; rank++)
+        if (hosts_worker_join(&hosts->workers[rank]) != 0)
+            fail_msg("worker %u: %s", rank, hosts->workers[rank].error.message);
+    free(hosts);
+}
+
+static struct engine *open_threads(const struct model *model, uint32_t ranks, const struct engine_options *like) {
+    struct engine_options options = *like;
+    options.backend = (struct backend_options){.cpu_features = "auto", .threads = 1, .name = "cpu", .ranks = ranks};
+    return pruning_engine(model, &options);
+}
+
+static struct tiny_llama shape_of(uint32_t ranks, enum tensor_type type) {
+    struct tiny_llama shape = tiny_llama_default();
+    shape.heads = 2 * ranks;
+    shape.kv_heads = ranks;
+    shape.ff_width = 32 * ranks;
+    shape.head_dim = 32;
+    shape.vocabulary = 321; /* not the same for all */
+    shape.type = type;
+    shape.embedding_type = type == TENSOR_F32 ? type : TENSOR_Q8_0;
+    return shape;
+}
+
+/* ---- the same bits ---- */
+
+static bool works(const char *policy) {
+    return strncmp(policy, "laprox", strlen("laprox")) != 0;
+}
+
+static const char *const more_policies[] = {
+    "distillcache,tokens=24,interval=1",
+    "distillcache,ratio=0.3,minimum=16,prefill_prune_every=32,interval=3",
+    "ranker,tokens=24,interval=2",
+    "hybrid,base=distillcache,ratio=0.5,minimum=8",
+};
+enum { MORE = sizeof more_policies / sizeof more_policies[0], STREAMS = PRUNING_POLICIES + MORE };
+
+static uint32_t run_policies(struct engine *engine, struct stream **streams) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        const char *policy = i < PRUNING_POLICIES ? pruning_policies[i] : more_policies[i - PRUNING_POLICIES];
+        if (works(policy))
+            streams[count++] = stream_create(engine, policy, i, 60, 76);
+    }
+    streams_run(streams, count, 23);
+    return count;
+}
+
+static void every_policy_gives_the_same_bits(void **state) {
+    struct tiny_llama shape = shape_of(2, TENSOR_Q4_1);
+    struct model *model = pruning_model(&shape);
+    const struct engine_options options = {.kv_format = KV_F16, .prefix_sharing = true};
+    struct engine *threads = open_threads(model, 2, &options);
+    struct stream *got[STREAMS], *want[STREAMS];
+    char folder[64];
+    (void)state;
+    alarm(PATIENCE);
+    tiny_folder_create(folder);
+    pruning_ship_networks(threads, folder);
+    struct hosts *hosts = open_hosts(model, 2, &options);
+    uint32_t count = run_policies(threads, want);
+    assert_int_equal(run_policies(hosts->engine, got), count);
+    for (uint32_t i = 0; i < count; i++) {
+        streams_require_same(got[i], want[i], 0, sequence_policy(want[i]->sequence)->policy->name);
+        stream_free(got[i]);
+        stream_free(want[i]);
+    }
+    assert_int_equal(engine_weight_bytes(hosts->engine), engine_weight_bytes(threads));
+    close_hosts(hosts);
+    pruning_engine_close(threads);
+    unsetenv("DISTILLCACHE_POLICIES");
+    tiny_folder_remove(folder);
+    model_free(model);
+}
+
+/* A sequence that goes out and comes back, and one that is forked, with statistics. */
+static void run_life(struct engine *engine, struct stream **first, struct stream **fork) {
+    struct error error = {0};
+    *first = stream_create(engine, "snapkv,tokens=24,window=8,summary=1", 5, 50, 70);
+    while ((*first)->done < 55)
+        streams_step(first, 1, 19);
+    assert_int_equal(sequence_swap_out((*first)->sequence, &error), 0);
+    assert_int_equal(sequence_swap_in((*first)->sequence, &error), 0);
+    *fork = stream_fork(*first);
+    stream_run(*first);
+    stream_run(*fork);
+}
+
+static void sequences_live_as_in_one_process(void **state) {
+    static const enum tensor_type types[] = {TENSOR_F32, TENSOR_Q8_0};
+    (void)state;
+    alarm(PATIENCE);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct tiny_llama shape = shape_of(3, types[i]);
+        struct model *model = pruning_model(&shape);
+        const struct engine_options options = {.kv_format = i == 0 ? KV_F32 : KV_BF16, .exact = i == 0};
+        struct engine *threads = open_threads(model, 3, &options);
+        struct hosts *hosts = open_hosts(model, 3, &options);
+        struct stream *want[2], *got[2];
+        run_life(threads, &want[0], &want[1]);
+        run_life(hosts->engine, &got[0], &got[1]);
+        for (uint32_t k = 0; k < 2; k++) {
+            streams_require_same(got[k], want[k], 0, "life");
+            stream_free(got[k]);
+            stream_free(want[k]);
+        }
+        close_hosts(hosts);
+        pruning_engine_close(threads);
+        model_free(model);
+    }
+}
+
+/* ---- who is let in ---- */
+
+/* A connection to the leader, as soon as it listens. */
+static int connect_to(const char *address) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    to.sin_port = htons((uint16_t)strtoul(strrchr(address, ':') + 1, NULL, 10));
+    for (;;) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0)
+            return fd;
+        close(fd);
+        usleep(20 * 1000);
+    }
+}
+
+/* Strangers of all kinds: some say nothing, some go at once, some talk nonsense. Then workers that do not fit, one
+ * after the other, and at last the right one. */
+struct visit {
+    const char *address;
+    const struct model *model, *other;
+    char messages[6][512];
+    int codes[6];
+    int silent;
+};
+
+static void send_wrong(struct visit *visit, uint32_t which, const struct rendezvous *options) {
+    struct hosts_worker worker;
+    hosts_worker_start(&worker, which == 2 ? visit->other : visit->model, options);
+    visit->codes[which] = hosts_worker_join(&worker);
+    snprintf(visit->messages[which], sizeof visit->messages[which], "%s", worker.error.message);
+}
+
+static void *visit_leader(void *argument) {
+    struct visit *visit = argument;
+    char noise[4096];
+    memset(noise, 0xa5, sizeof noise);
+    visit->silent = connect_to(visit->address);
+    close(connect_to(visit->address));
+    for (uint32_t i = 0; i < 40; i++) { /* more than wait at once */
+        int fd = connect_to(visit->address);
+        if (send(fd, noise, i * 7 + 1, MSG_NOSIGNAL) < 0)
+            assert_true(i > 0);
+        close(fd);
+    }
+    struct rendezvous options = hosts_options(visit->address, 1);
+    options.key = "another";
+    send_wrong(visit, 0, &options);
+    options = hosts_options(visit->address, 1);
+    options.version = "2";
+    send_wrong(visit, 1, &options);
+    options = hosts_options(visit->address, 1);
+    send_wrong(visit, 2, &options);
+    options = hosts_options(visit->address, 3);
+    send_wrong(visit, 3, &options);
+    options = hosts_options(visit->address, 1);
+    options.world = 2;
+    send_wrong(visit, 4, &options);
+    struct hosts_worker first;
+    options = hosts_options(visit->address, 1);
+    hosts_worker_start(&first, visit->model, &options);
+    usleep(300 * 1000);
+    send_wrong(visit, 5, &options);
+    options = hosts_options(visit->address, 2);
+    struct hosts_worker second;
+    hosts_worker_start(&second, visit->model, &options);
+    assert_int_equal(hosts_worker_join(&first), 0);
+    assert_int_equal(hosts_worker_join(&second), 0);
+    close(visit->silent);
+    return NULL;
+}
+
+static void the_rendezvous_lets_in_who_fits(void **state) {
+    static const char *const words[] = {"another rendezvous-key", "version", "its model is another", "rank 3 of 3",
+        "world of 3 ranks", "rank 1 is taken"};
+    struct tiny_llama shape = shape_of(3, TENSOR_F32), another = shape;
+    char address[HOSTS_ADDRESS];
+    pthread_t visitor;
+    (void)state;
+    alarm(PATIENCE);
+    another.ff_width *= 2;
+    struct visit visit = {.address = address, .model = pruning_model(&shape), .other = pruning_model(&another)};
+    hosts_address(address);
+    assert_int_equal(pthread_create(&visitor, NULL, visit_leader, &visit), 0);
+    struct engine *engine = open_leader(visit.model, address, 3, &(struct engine_options){.kv_format = KV_F32});
+    struct stream *stream = stream_create(engine, NULL, 1, 20, 24);
+    stream_run(stream);
+    stream_free(stream);
+    pruning_engine_close(engine);
+    pthread_join(visitor, NULL);
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_int_equal(visit.codes[i], ERROR_UNSUPPORTED);
+        if (strstr(visit.messages[i], words[i]) == NULL)
+            fail_msg("'%s' does not say '%s'", visit.messages[i], words[i]);
+    }
+    model_free((struct model *)visit.model);
+    model_free((struct model *)visit.other);
+}
+
+static void nobody_waits_for_ever(void **state) {
+    const struct backend_options plain = {.cpu_features = "auto", .threads = 1};
+    char address[HOSTS_ADDRESS];
+    struct error error = {0};
+    struct link link;
+    uint32_t world;
+    (void)state;
+    alarm(PATIENCE);
+    hosts_address(address);
+    struct rendezvous options = hosts_options(address, 1);
+    options.patience = 0.3;
+    options.fingerprint = "f";
+    options.backend = "cpu";
+    assert_int_equal(rendezvous_join(&options, &link, &world, &error), ERROR_IO);
+    assert_non_null(strstr(error.message, "no leader at"));
+    options.world = 2;
+    assert_null(hosts_lead(backend_cpu_open(&plain, &error), &options, &error));
+    assert_int_equal(error.code, ERROR_IO);
+    assert_non_null(strstr(error.message, "rank 1 of 2 did not come"));
+    static const char *const wrong[] = {"", "host", "host:", ":1", "host:0", "host:70000", "::1:80", "[::1]", "h:1x"};
+    for (uint32_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        options.address = wrong[i];
+        assert_int_equal(rendezvous_join(&options, &link, &world, &error), ERROR_INVALID);
+    }
+    char host[RENDEZVOUS_HOST_MAX], port[RENDEZVOUS_PORT_MAX];
+    assert_int_equal(rendezvous_parse("[::1]:80", host, port, &error), 0);
+    assert_string_equal(host, "::1");
+    assert_string_equal(port, "80");
+}
+
+/* ---- a worker is lost ---- */
+
+static void a_lost_worker_ends_in_an_error(void **state) {
+    struct tiny_llama shape = shape_of(2, TENSOR_F32);
+    struct model *model = pruning_model(&shape);
+    (void)state;
+    alarm(PATIENCE);
+    for (uint32_t idle = 0; idle < 2; idle++) {
+        struct hosts *hosts = open_hosts(model, 2, &(struct engine_options){.kv_format = KV_F32});
+        struct sequence *sequence = sequence_create(hosts->engine);
+        struct error error = {0};
+        int32_t tokens[30];
+        for (uint32_t i = 0; i < 30; i++)
+            tokens[i] = pruning_token(model, 1, i);
+        struct batch_item item = {.sequence = sequence, .tokens = tokens, .count = 30, .want = WANT_LAST};
+        assert_int_equal(engine_forward(hosts->engine, &item, 1, &error), 0);
+        remote_stop(parallel_of(hosts->engine->backend)->inner[1]); /* the connection is cut */
+        if (idle == 1)
+            assert_int_equal(engine_check(hosts->engine, &error), ERROR_DEVICE);
+        item.count = 1;
+        for (uint32_t again = 0; again < 2; again++) {
+            error = (struct error){0};
+            assert_int_equal(engine_forward(hosts->engine, &item, 1, &error), ERROR_DEVICE);
+            assert_non_null(strstr(error.message, "rank 1 is lost"));
+        }
+        sequence_free(sequence);
+        engine_close(hosts->engine);
+        assert_int_equal(hosts_worker_join(&hosts->workers[1]), ERROR_IO);
+        free(hosts);
+    }
+    model_free(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_policy_gives_the_same_bits),
+        cmocka_unit_test(sequences_live_as_in_one_process),
+        cmocka_unit_test(the_rendezvous_lets_in_who_fits),
+        cmocka_unit_test(nobody_waits_for_ever),
+        cmocka_unit_test(a_lost_worker_ends_in_an_error),
+    };
+    return cmocka_run_group_tests_name("hosts", tests, NULL, NULL);
+}
