@@ -15,5 +15,6 @@ int command_bench(const struct config *config);
 int command_eval(const struct config *config);
 int command_train(const struct config *config);
 int command_inspect(const struct config *config);
+int command_worker(const struct config *config);
 
 #endif

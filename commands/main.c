@@ -24,6 +24,7 @@ static const struct command commands[] = {
     {"bench", CONFIG_BENCH, command_bench, "measure how fast a model runs on this machine"},
     {"eval", CONFIG_EVAL, command_eval, "compare eviction policies with the full cache"},
     {"train", CONFIG_TRAIN, command_train, "train an eviction policy for a model"},
+    {"worker", CONFIG_WORKER, command_worker, "compute a part of a model for another process"},
     {"inspect", CONFIG_INSPECT, command_inspect, "describe a model file or a policy file"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

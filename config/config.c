@@ -37,11 +37,12 @@ struct command_line {
 };
 
 static const char *command_name(unsigned command) {
-    return command == CONFIG_SERVE   ? "serve"
-           : command == CONFIG_BENCH ? "bench"
-           : command == CONFIG_EVAL  ? "eval"
-           : command == CONFIG_TRAIN ? "train"
-                                     : "inspect";
+    return command == CONFIG_SERVE    ? "serve"
+           : command == CONFIG_BENCH  ? "bench"
+           : command == CONFIG_EVAL   ? "eval"
+           : command == CONFIG_TRAIN  ? "train"
+           : command == CONFIG_WORKER ? "worker"
+                                      : "inspect";
 }
 
 static int set_defaults(struct config *config, struct error *error) {
@@ -358,6 +359,31 @@ static int check_admin(enum config_command command, const struct config *config,
     return 0;
 }
 
+static int check_world(enum config_command command, const struct config *config, struct error *error) {
+    const char *address = config->rendezvous, *colon = strrchr(address, ':');
+    bool worker = command == CONFIG_WORKER;
+    char host[256];
+    if (command == CONFIG_INSPECT || (!worker && config->world == 1))
+        return 0;
+    if (address[0] == '\0')
+        return error_set(error, ERROR_INVALID, "%s needs rendezvous, the address HOST:PORT at which the leader waits",
+            worker ? "a worker" : "a world of several processes");
+    if (!worker && config->tensor_parallel > 1)
+        return error_set(error, ERROR_INVALID,
+            "tensor-parallel %u in each of %u processes is not supported: start a worker for each device",
+            config->tensor_parallel, config->world);
+    if (worker && config->rank == 0)
+        return error_set(error, ERROR_INVALID, "a worker needs rank, which of the leader's processes it is, from 1 on");
+    bool brackets = address[0] == '[' && colon != NULL && colon[-1] == ']';
+    size_t length = colon != NULL ? (size_t)(colon - address) : strlen(address);
+    snprintf(host, sizeof host, "%.*s", (int)(brackets ? length - 2 : length), address + brackets);
+    if (config->rendezvous_key[0] == '\0' && !is_loopback(host))
+        return error_set(error, ERROR_INVALID,
+            "rendezvous is %.80s, which others can reach: give a rendezvous-key (best by DISTILLCACHE_RENDEZVOUS_KEY)",
+            address);
+    return 0;
+}
+
 static int check_access(enum config_command command, const struct config *config, struct error *error) {
     if (command != CONFIG_SERVE)
         return 0;
@@ -400,6 +426,8 @@ int config_load(struct config *config, enum config_command command, int argument
         code = check_admin(command, config, error);
     if (code == 0 && !config->help && !config->print_config)
         code = check_access(command, config, error);
+    if (code == 0 && !config->help && !config->print_config)
+        code = check_world(command, config, error);
 out:
     free(line.assignments);
     return code;

@@ -42,6 +42,10 @@ struct config {
     uint32_t threads;             /* 0: all that the process may use */
     uint32_t tensor_parallel;     /* devices that compute one model */
     char *all_reduce;             /* auto | nccl | host */
+    uint32_t world;               /* processes that compute one model; 1: this one alone */
+    uint32_t rank;                /* worker: which of them */
+    char *rendezvous;             /* "HOST:PORT"; empty: none */
+    char *rendezvous_key;         /* empty: none; loopback only */
     size_t kv_memory;             /* bytes of the page pool */
     struct string_list kv_policy; /* "name[:FILE][,key=value...]" each; serve: one. See config_policies */
     char *kv_ratio_of;            /* eval: "tokens" or "bytes" */
@@ -130,7 +134,8 @@ enum config_command {
     CONFIG_INSPECT = 4,
     CONFIG_EVAL = 8,
     CONFIG_TRAIN = 16,
-    CONFIG_EVERY_COMMAND = 31
+    CONFIG_WORKER = 32,
+    CONFIG_EVERY_COMMAND = 63
 };
 
 /* Only the defaults. ERROR_MEMORY. To be freed in any case. */

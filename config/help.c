@@ -66,16 +66,18 @@ static void print_option_help(const struct option *option, FILE *out) {
 }
 
 void config_print_help(enum config_command command, FILE *out) {
-    const char *usage = command == CONFIG_SERVE   ? "serve --model FILE"
-                        : command == CONFIG_BENCH ? "bench --model FILE"
-                        : command == CONFIG_EVAL  ? "eval --model FILE --task T"
-                        : command == CONFIG_TRAIN ? "train --model FILE --data FILE --out POLICY"
-                                                  : "inspect FILE";
-    const char *purpose = command == CONFIG_SERVE   ? "Serves a model over an OpenAI-compatible HTTP API."
-                          : command == CONFIG_BENCH ? "Measures how fast a model runs here."
-                          : command == CONFIG_EVAL  ? "Compares eviction policies with the full cache."
-                          : command == CONFIG_TRAIN ? "Trains an eviction policy for a model."
-                                                    : "Describes a model file or a policy file.";
+    const char *usage = command == CONFIG_SERVE    ? "serve --model FILE"
+                        : command == CONFIG_BENCH  ? "bench --model FILE"
+                        : command == CONFIG_EVAL   ? "eval --model FILE --task T"
+                        : command == CONFIG_TRAIN  ? "train --model FILE --data FILE --out POLICY"
+                        : command == CONFIG_WORKER ? "worker --model FILE --rank R --rendezvous HOST:PORT"
+                                                   : "inspect FILE";
+    const char *purpose = command == CONFIG_SERVE    ? "Serves a model over an OpenAI-compatible HTTP API."
+                          : command == CONFIG_BENCH  ? "Measures how fast a model runs here."
+                          : command == CONFIG_EVAL   ? "Compares eviction policies with the full cache."
+                          : command == CONFIG_TRAIN  ? "Trains an eviction policy for a model."
+                          : command == CONFIG_WORKER ? "Computes a part of a model for a leader, another process."
+                                                     : "Describes a model file or a policy file.";
     fprintf(out, "usage: distillcache %s [options]\n\n%s\n", usage, purpose);
     const char *section = NULL;
     for (size_t i = 0; i < option_count; i++) {

@@ -8,6 +8,7 @@
 #define INSPECT CONFIG_INSPECT
 #define EVAL CONFIG_EVAL
 #define TRAIN CONFIG_TRAIN
+#define WORKER CONFIG_WORKER
 #define POLICY (CONFIG_SERVE | CONFIG_BENCH | CONFIG_EVAL)
 #define ENGINE (POLICY | CONFIG_TRAIN)
 #define EVERY CONFIG_EVERY_COMMAND
@@ -27,18 +28,18 @@ static const char section_general[] = "General";
 
 /* clang-format off */
 const struct option option_table[] = {
-    {"model", OPTION_STRING, ENGINE, OPTION_REQUIRED, FIELD(model), .argument = "FILE", .section = section_model,
+    {"model", OPTION_STRING, ENGINE | WORKER, OPTION_REQUIRED, FIELD(model), .argument = "FILE", .section = section_model,
         .help = "model file (GGUF)"},
     {"chat-template", OPTION_STRING, SERVE | EVAL | TRAIN, OPTION_MAY_BE_EMPTY, FIELD(chat_template), .default_value = "",
         .argument = "FILE", .section = section_model,
         .help = "chat template (Jinja) instead of the model file's; empty: the model's own"},
-    {"backend", OPTION_CHOICE, ENGINE, 0, FIELD(backend), .choices = "auto|cpu|cuda", .default_value = "auto",
+    {"backend", OPTION_CHOICE, ENGINE | WORKER, 0, FIELD(backend), .choices = "auto|cpu|cuda", .default_value = "auto",
         .argument = "NAME", .section = section_model,
         .help = "what computes; auto takes CUDA if the program was built with it and a device is there"},
-    {"cpu-features", OPTION_CHOICE, ENGINE, 0, FIELD(cpu_features), .choices = "auto|scalar|avx2|avx512",
+    {"cpu-features", OPTION_CHOICE, ENGINE | WORKER, 0, FIELD(cpu_features), .choices = "auto|scalar|avx2|avx512",
         .default_value = "auto", .argument = "TIER", .section = section_model,
         .help = "instruction set of the CPU backend; auto takes the best one the processor has"},
-    {"threads", OPTION_COUNT, ENGINE, 0, FIELD(threads), .maximum = 256, .default_value = "0",
+    {"threads", OPTION_COUNT, ENGINE | WORKER, 0, FIELD(threads), .maximum = 256, .default_value = "0",
         .argument = "N", .section = section_model, .help = "threads that compute; 0: all processors the process may use"},
     {"tensor-parallel", OPTION_COUNT, ENGINE, 0, FIELD(tensor_parallel), .minimum = 1, .maximum = 8,
         .default_value = "1", .argument = "N", .section = section_model,
@@ -48,6 +49,21 @@ const struct option option_table[] = {
         .argument = "NAME", .section = section_model,
         .help = "how several GPUs add up: by NCCL, or through host memory, which may take less time between GPUs that "
                 "cannot reach each other; auto: NCCL where it is installed"},
+    {"world", OPTION_COUNT, ENGINE, 0, FIELD(world), .minimum = 1, .maximum = 8, .default_value = "1", .argument = "N",
+        .section = section_model,
+        .help = "processes that compute one model together, on this machine or others: this one, which is rank 0, and for "
+                "each other rank a `distillcache worker`. Must divide the model's KV heads. 1: this one alone"},
+    {"rank", OPTION_COUNT, WORKER, OPTION_REQUIRED | OPTION_NOT_IN_FILE, FIELD(rank), .minimum = 1, .maximum = 7,
+        .argument = "R", .section = section_model, .help = "which of the leader's processes this is, from 1 on"},
+    {"rendezvous", OPTION_STRING, ENGINE | WORKER, OPTION_MAY_BE_EMPTY, FIELD(rendezvous), .default_value = "",
+        .argument = "HOST:PORT", .section = section_model,
+        .help = "where the processes of a world meet: the address at which the leader waits for its workers, and each "
+                "worker looks for it; 0.0.0.0:PORT to wait at all addresses"},
+    {"rendezvous-key", OPTION_STRING, ENGINE | WORKER, OPTION_MAY_BE_EMPTY | OPTION_SECRET, FIELD(rendezvous_key),
+        .default_value = "", .argument = "KEY", .section = section_model,
+        .help = "secret that leader and workers prove to each other (best given by DISTILLCACHE_RENDEZVOUS_KEY, since "
+                "the command line is seen by every user). What they then say is not encrypted: the network must be "
+                "trusted. Empty: none, which only a loopback address allows"},
     {"kv-memory", OPTION_SIZE, ENGINE, 0, FIELD(kv_memory), .minimum = MIB, .maximum = 1024 * 1024 * GIB,
         .default_value = "512M", .argument = "SIZE", .section = section_model,
         .help = "bytes of the page pool that holds the KV caches of all sequences"},

@@ -6,6 +6,8 @@
 #include "parallel/remote.h"
 #include "parallel/worker.h"
 
+#include <string.h>
+
 static void close_all(struct backend *const *inner, uint32_t count) {
     for (uint32_t rank = 0; rank < count; rank++)
         inner[rank]->operations->close(inner[rank]);
@@ -50,6 +52,11 @@ struct backend *parallel_hosts_open(const struct backend_options *options, struc
             options->ranks, options->hosts.world);
         return NULL;
     }
+    if (options->all_reduce != NULL && strcmp(options->all_reduce, "nccl") == 0) {
+        error_set(
+            error, ERROR_UNSUPPORTED, "all-reduce nccl among processes is not supported: sums go through the leader");
+        return NULL;
+    }
     if (options->hosts.world > BACKEND_RANKS_MAX) {
         error_set(
             error, ERROR_INVALID, "a world of %u ranks, allowed are 2 to %d", options->hosts.world, BACKEND_RANKS_MAX);
@@ -73,6 +80,7 @@ struct backend *parallel_hosts_open(const struct backend_options *options, struc
 int hosts_work(const struct model *model, struct backend *backend, const struct rendezvous *options,
     void (*joined)(const struct link *link, uint32_t world), struct error *error) {
     struct rendezvous own = *options;
+    struct error lost = {0};
     struct link link;
     uint32_t world;
     own.fingerprint = model->fingerprint;
@@ -89,7 +97,9 @@ int hosts_work(const struct model *model, struct backend *backend, const struct 
     if (joined != NULL)
         joined(&link, world);
     if (code == 0)
-        code = worker_run(worker, &link, error);
+        code = worker_run(worker, &link, &lost);
+    if (lost.code != 0)
+        error_set(error, lost.code, "rank %u ends: %s", own.rank, lost.message);
     if (joined != NULL)
         joined(NULL, world);
     worker_free(worker);

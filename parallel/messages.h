@@ -54,7 +54,7 @@ enum message_operation {
 enum {
     MESSAGE_HEADER_BYTES = 16,
     MESSAGE_UPLOAD_MOST = 16 << 20, /* bytes at once */
-    MESSAGE_WEIGHTS_MAX = 1 << 16,  /* matrices of a rank */
+    MESSAGE_WEIGHTS_MAX = 1 << 13,  /* matrices of a rank */
     MESSAGE_NETWORKS = 64,          /* that a worker keeps */
     MESSAGE_ROWS_MAX = 1 << 20,     /* of a batch */
     MESSAGE_SLOTS_MAX = 1 << 28,    /* of a head */

@@ -150,12 +150,14 @@ int server_accepts_work(const struct server *server, struct fault *fault) {
 
 static void server_expire(uv_timer_t *timer) {
     struct server *server = timer->data;
-    generation_expire(server, server->config->request_timeout);
+    if (server->config->request_timeout > 0)
+        generation_expire(server, server->config->request_timeout);
+    server_check_engine(server); /* a worker may be lost while nothing runs */
 }
 
 /* The loop closes the timer at its end. */
 static void server_start_expiry(struct server *server) {
-    if (server->config->request_timeout == 0)
+    if (server->config->request_timeout == 0 && server->config->world == 1)
         return;
     uv_timer_init(loop_uv(server->loop), &server->expiry);
     server->expiry.data = server;
