@@ -99,7 +99,7 @@ need_asan_build() {
 
 # The tests with several threads; the thread sanitizer has nothing to say about the others. Nor does it find more in each
 # copy of an unrolled loop, which take minutes to compile (engine/cpu/linear.h).
-thread_tests=(log parallel scheduler server_loop store threads)
+thread_tests=(hosts log parallel scheduler server_loop store threads)
 
 need_tsan_build() {
   need_setup

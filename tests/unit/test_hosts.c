@@ -19,7 +19,9 @@
 
 #include "engine/engine_internal.h"
 #include "parallel/internal.h"
+#include "parallel/messages.h"
 #include "parallel/remote.h"
+#include "parallel/worker.h"
 #include "tests/unit/chosen_backend.h"
 #include "tests/unit/hosts_worker.h"
 #include "tests/unit/pruning.h"
@@ -334,6 +336,212 @@ static void a_lost_worker_ends_in_an_error(void **state) {
     model_free(model);
 }
 
+/* ---- a leader that asks for what is not its own ---- */
+
+/* A leader's end and a worker, joined by a pair of sockets. */
+struct pair {
+    struct model *model;
+    struct backend *inner[2], *own; /* own: the worker's */
+    struct worker *worker;
+    struct link link;
+    struct communicator *communicator;
+    pthread_t thread;
+    int code;
+    float *memory; /* far [64] */
+    char *pages;   /* far, 4 of them */
+    struct kv_pool pool;
+};
+
+enum { FLOATS = 64, PAGES = 4 };
+
+static void *work(void *argument) {
+    struct pair *pair = argument;
+    pair->code = worker_run(pair->worker, &pair->link, NULL);
+    link_close(&pair->link);
+    return NULL;
+}
+
+static void open_pair(struct pair *pair, struct model *model) {
+    const struct backend_options options = {.cpu_features = "auto", .threads = 1};
+    const struct model_shape *shape = &model->shape;
+    struct link link;
+    int sockets[2];
+    *pair = (struct pair){.model = model};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(link_prepare(sockets[i], COMMUNICATOR_PATIENCE, NULL), 0);
+    link_init(&link, sockets[0], COMMUNICATOR_PATIENCE);
+    link_init(&pair->link, sockets[1], COMMUNICATOR_PATIENCE);
+    pair->own = backend_cpu_open(&options, NULL);
+    pair->worker = worker_create(model, pair->own, 1, 2, 1 << 20, NULL);
+    pair->inner[0] = backend_cpu_open(&options, NULL);
+    pair->inner[1] = remote_open(&link, 1, NULL);
+    pair->communicator = communicator_far_create(pair->inner, 2, NULL);
+    remote_set_communicator(pair->inner[1], pair->communicator);
+    assert_int_equal(pthread_create(&pair->thread, NULL, work, pair), 0);
+    pair->pool = (struct kv_pool){.layout = {.layers = shape->layers,
+                                      .kv_heads = 1,
+                                      .head_dim = shape->head_dim,
+                                      .format = KV_F32,
+                                      .first_head = 1,
+                                      .model_heads = 2}};
+    pair->pool.page_bytes = kv_page_bytes(&pair->pool.layout);
+    pair->memory = pair->inner[1]->operations->allocate(pair->inner[1], FLOATS * sizeof(float));
+    pair->pages = pair->inner[1]->operations->allocate(pair->inner[1], PAGES * pair->pool.page_bytes);
+    assert_non_null(pair->memory);
+    assert_non_null(pair->pages);
+    pair->pool.base = pair->pages;
+}
+
+/* The worker's code. */
+static int close_pair(struct pair *pair) {
+    for (int i = 0; i < 2; i++)
+        pair->inner[i]->operations->close(pair->inner[i]);
+    pthread_join(pair->thread, NULL);
+    worker_free(pair->worker);
+    pair->own->operations->close(pair->own);
+    pair->communicator->operations->free(pair->communicator);
+    return pair->code;
+}
+
+enum reach {
+    NOTHING_WRONG,
+    DOWNLOAD_PAST_THE_END,
+    UPLOAD_BEFORE_THE_START,
+    UPLOAD_TO_THIS_PROCESS,
+    NORM_TOO_MANY_ROWS,
+    GATHER_A_FAR_ROW,
+    LINEAR_BEYOND_OUT,
+    UNKNOWN_TENSOR,
+    TENSOR_PAST_ITS_ROWS,
+    RELEASE_TWICE,
+    A_PAGE_TOO_MANY,
+    A_PAGE_BEFORE_THE_FIRST,
+    ANOTHER_LAYOUT,
+    ROPE_BEYOND_THE_ROWS,
+    ROPE_BEYOND_THE_SLOTS,
+    STATISTICS_PAST_THE_CAPACITY,
+    STATISTICS_OF_FEWER_NUMBERS,
+    SUMMARY_OF_NO_SLOT,
+    ORDER_OF_NO_SLOT,
+    TOO_MANY_STAGES,
+    REACHES,
+};
+
+static void reach_for_rows(struct pair *pair, enum reach reach) {
+    struct backend *far = pair->inner[1];
+    const struct backend_operations *o = far->operations;
+    const uint32_t rows[] = {0, reach == GATHER_A_FAR_ROW ? 8 : 7};
+    float floats[FLOATS] = {0};
+    o->upload(far, pair->memory, floats, sizeof floats);
+    if (reach == UPLOAD_BEFORE_THE_START)
+        o->upload(far, (char *)pair->memory - 4, floats, 8);
+    if (reach == UPLOAD_TO_THIS_PROCESS)
+        o->upload(far, floats, floats, 8);
+    o->download(far, floats, pair->memory + 1, (FLOATS - 1 + (reach == DOWNLOAD_PAST_THE_END)) * sizeof *floats);
+    o->rms_norm(far, pair->memory, pair->memory, 1e-5f, reach == NORM_TOO_MANY_ROWS ? 9 : 8, 8, pair->memory);
+    o->gather_rows(far, pair->memory, rows, 2, 8, pair->memory);
+}
+
+static void reach_for_matrices(struct pair *pair, enum reach reach) {
+    struct backend *far = pair->inner[1];
+    const struct backend_operations *o = far->operations;
+    struct tensor tensor = tensor_cut_rows(&pair->model->layers[0].attn_k, 0, 32);
+    float *x = o->allocate(far, tensor.columns * sizeof *x);
+    if (reach == UNKNOWN_TENSOR)
+        tensor.name = "blk.9.attn_k.weight";
+    tensor.first_row = reach == TENSOR_PAST_ITS_ROWS ? 33 : 0;
+    struct backend_weight *weight = o->weight_create(far, &tensor, true, NULL);
+    if (weight == NULL || x == NULL)
+        return;
+    const struct backend_weight *weights[] = {weight};
+    o->linear(far, weights, 1, x, 1, false, pair->memory + (reach == LINEAR_BEYOND_OUT ? 33 : 32));
+    o->weight_free(far, weight);
+    o->release(far, x);
+    if (reach == RELEASE_TWICE)
+        o->release(far, x);
+}
+
+static void reach_for_pages(struct pair *pair, enum reach reach) {
+    struct backend *far = pair->inner[1];
+    const struct backend_operations *o = far->operations;
+    struct kv_pool pool = pair->pool;
+    uint32_t pages[] = {0, reach == A_PAGE_TOO_MANY ? PAGES : PAGES - 1}, heads = pair->model->shape.heads / 2;
+    const uint32_t width = (heads + 2) * pool.layout.head_dim;
+    float frequencies[64] = {0}, *qkv = o->allocate(far, 2 * width * sizeof *qkv);
+    const struct rope_params rope = {.dim = pool.layout.head_dim, .inverse_freq = frequencies};
+    const struct kv_item item = {.rows = reach == ROPE_BEYOND_THE_ROWS ? 3 : 2};
+    const struct kv_head_view view = {
+        .pages = pages, .slots = 20, .first_slot = reach == ROPE_BEYOND_THE_SLOTS ? 19 : 17};
+    const struct kv_batch batch = {.pool = &pool, .items = &item, .items_count = 1, .views = &view};
+    if (reach == A_PAGE_BEFORE_THE_FIRST)
+        pool.base = (char *)pool.base - 1;
+    pool.layout.head_dim += reach == ANOTHER_LAYOUT ? 2 : 0;
+    o->rope_and_append(far, &batch, &rope, heads, qkv);
+    o->clear_slots(far, &pool, pages, 3, 20);
+}
+
+static void reach_for_prunes(struct pair *pair, enum reach reach) {
+    struct backend *far = pair->inner[1];
+    const struct backend_operations *o = far->operations;
+    const uint32_t group = pair->model->shape.heads / 2, pages[] = {2};
+    uint32_t slots[16], positions[16], worst;
+    for (uint32_t i = 0; i < 16; i++)
+        slots[i] = positions[i] = i;
+    uint32_t *sum = o->allocate(far, 2 * 16 * sizeof *sum);
+    float *summary = o->allocate(far, SUMMARY_NUMBERS(32) * sizeof *summary);
+    struct kv_statistics statistics = {.needs = STATISTIC_SUM, .capacity = 16, .sum = sum};
+    slots[15] += reach == STATISTICS_PAST_THE_CAPACITY;
+    const struct statistics_move move = {
+        .from = &statistics, .to = &statistics, .from_slots = slots, .to_slots = slots, .count = 16};
+    statistics.capacity = reach == STATISTICS_OF_FEWER_NUMBERS ? 32 : 16;
+    o->move_statistics(far, &move, 1, group, 32);
+    slots[15] = 15;
+    const struct kv_head_view view = {.pages = pages, .slots = 16};
+    slots[0] = reach == SUMMARY_OF_NO_SLOT ? 16 : 0;
+    const struct summary_update update = {.view = view,
+        .sum = sum,
+        .capacity = 16,
+        .positions = positions,
+        .slots = slots,
+        .count = 2,
+        .seen = 20,
+        .summary = summary};
+    o->summarise(far, &pair->pool, &update, 1);
+    slots[0] = reach == ORDER_OF_NO_SLOT ? 16 : 0;
+    const struct score_head head = {
+        .view = view, .statistics = statistics, .worst = &worst, .positions = positions, .order = slots};
+    struct score_stage stages[SCORE_STAGES_MAX + 1] = {{.kind = STAGE_POSITION}};
+    const struct score_layer layer = {.heads = &head,
+        .seen = 20,
+        .budget = 8,
+        .stages = stages,
+        .stages_count = reach == TOO_MANY_STAGES ? SCORE_STAGES_MAX + 1 : 1};
+    o->score(far, &pair->pool, &layer, 1, group * 1, NULL);
+}
+
+static void a_leader_stays_within_its_memory(void **state) {
+    struct tiny_llama shape = shape_of(2, TENSOR_F32);
+    struct model *model = pruning_model(&shape);
+    (void)state;
+    alarm(PATIENCE);
+    for (enum reach reach = NOTHING_WRONG; reach < REACHES; reach++) {
+        struct pair pair;
+        struct error error = {0};
+        open_pair(&pair, model);
+        reach_for_rows(&pair, reach);
+        reach_for_matrices(&pair, reach);
+        reach_for_pages(&pair, reach);
+        reach_for_prunes(&pair, reach);
+        pair.inner[1]->operations->synchronize(pair.inner[1]);
+        int failed = communicator_check(pair.communicator, &error), code = close_pair(&pair);
+        if (code != (reach == NOTHING_WRONG ? 0 : ERROR_FORMAT))
+            fail_msg("the worker ends with %d where the leader does number %d", code, (int)reach);
+        assert_int_equal(failed, reach == NOTHING_WRONG ? 0 : ERROR_DEVICE);
+    }
+    model_free(model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_policy_gives_the_same_bits),
@@ -341,6 +549,7 @@ int main(void) {
         cmocka_unit_test(the_rendezvous_lets_in_who_fits),
         cmocka_unit_test(nobody_waits_for_ever),
         cmocka_unit_test(a_lost_worker_ends_in_an_error),
+        cmocka_unit_test(a_leader_stays_within_its_memory),
     };
     return cmocka_run_group_tests_name("hosts", tests, NULL, NULL);
 }
