@@ -263,9 +263,9 @@ static void code_stages(struct wire *wire, struct score_layer *layer) {
         wire_u32(wire, &kind);
         wire_float(wire, &stages[i].x);
         wire_u32(wire, &stages[i].n);
-        stages[i].kind = (enum score_stage_kind)kind;
+        wire_set(wire, stages[i].kind, (enum score_stage_kind)kind);
     }
-    layer->stages = stages;
+    wire_set(wire, layer->stages, stages);
 }
 
 static void require_order(struct wire *wire, const struct score_head *head) {
@@ -310,13 +310,13 @@ static void code_sources(
         struct rope_params *rope = wire_space(wire, layer->rope, 1, sizeof *rope);
         if (rope != NULL)
             message_code_rope(wire, rope, head_dim);
-        layer->rope = rope;
+        wire_set(wire, layer->rope, rope);
     }
     if (wire_is_there(wire, layer->output != NULL)) {
         struct tensor *output = wire_space(wire, layer->output, 1, sizeof *output);
         if (output != NULL)
             message_code_tensor(wire, context, output);
-        layer->output = output;
+        wire_set(wire, layer->output, output);
         if (wire->reading && output != NULL)
             wire_require(wire, output->rows == context->model->shape.width);
     }
@@ -341,7 +341,7 @@ static void code_layer(struct wire *wire, const struct message_context *context,
     struct score_head *heads = wire_space(wire, layer->heads, kv_heads, sizeof *heads);
     for (uint32_t head = 0; head < kv_heads && !wire->failed; head++)
         code_head(wire, &heads[head], &shape, pages);
-    layer->heads = heads;
+    wire_set(wire, layer->heads, heads);
 }
 
 /* window_preference looks at nothing before it begins. */
@@ -406,8 +406,8 @@ static void code_move(struct wire *wire, struct statistics_move *move, const str
         return;
     code_statistics(wire, from, shape);
     code_statistics(wire, to, shape);
-    move->from = from;
-    move->to = to;
+    wire_set(wire, move->from, from);
+    wire_set(wire, move->to, to);
     bool lists = wire_is_there(wire, move->from_slots != NULL);
     wire_u32(wire, &move->count);
     wire_u32(wire, &move->clear_first);

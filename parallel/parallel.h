@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Tensor parallel: a backend made of several (its ranks), which compute one model together. Each has a part of every
- * matrix and of the KV heads with their pages, and its own thread; engine/backend.h (struct backend) says what is
- * where. Sequences, page tables, the scheduler and policies stay one: an operation of this backend is cut by heads,
- * done by all ranks at once, and over when all have done their part.
+ * matrix and of the KV heads with their pages, and its own thread (or its own process: hosts.h); engine/backend.h
+ * (struct backend) says what is where. Sequences, page tables, the scheduler and policies stay one: an operation of
+ * this backend is cut by heads, done by all ranks at once, and over when all have done their part.
  *
  *   x += W_o attention, x += W_down activated: each rank multiplies its columns; rank 0 adds x; the sum of all ranks is
  *                                              the new x on each of them
@@ -23,8 +23,8 @@
 #include "engine/backend.h"
 #include "parallel/communicator.h"
 
-/* Takes inner [ranks] and the communicator over, also on an error. They must be of one kind. ERROR_MEMORY, ERROR_IO,
- * ERROR_UNSUPPORTED: ranks of this kind cannot be put together. */
+/* Takes inner [ranks] and the communicator over, also on an error. They must be of one kind, but may be in other
+ * processes (remote.h). ERROR_MEMORY, ERROR_IO, ERROR_UNSUPPORTED: ranks of this kind cannot be put together. */
 struct backend *parallel_backend_open(
     struct backend *const *inner, uint32_t ranks, struct communicator *communicator, struct error *error);
 

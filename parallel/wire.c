@@ -106,7 +106,8 @@ void wire_bool(struct wire *wire, bool *x) {
     uint8_t byte = !wire->reading && *x;
     wire_raw(wire, &byte, sizeof byte);
     wire_require(wire, byte <= 1);
-    *x = byte == 1;
+    if (wire->reading)
+        *x = byte == 1;
 }
 
 bool wire_is_there(struct wire *wire, bool there) {

@@ -67,21 +67,31 @@ void wire_text(struct wire *wire, char *text, size_t size); /* with its final ze
 /* A count of things of at least `bytes` bytes each. */
 void wire_count(struct wire *wire, uint32_t *count, size_t bytes);
 
+/* Sets a variable that is read, and leaves alone one that is written: others may look at it meanwhile. */
+#define wire_set(wire, variable, value)                                                                                \
+    do {                                                                                                               \
+        __typeof__(variable) wire_value = (value);                                                                     \
+        if ((wire)->reading)                                                                                           \
+            (variable) = wire_value;                                                                                   \
+    } while (0)
+
 /* Reading: an array in the message. Writing: appended. */
 const void *wire_array_of(struct wire *wire, const void *array, size_t count, size_t bytes);
-#define wire_array(wire, array, count) ((array) = wire_array_of(wire, array, count, sizeof *(array)))
+#define wire_array(wire, array, count) wire_set(wire, array, wire_array_of(wire, array, count, sizeof *(array)))
 /* The same, or NULL. */
 #define wire_array_or_null(wire, array, count)                                                                         \
-    ((array) = wire_is_there(wire, (array) != NULL) ? wire_array_of(wire, array, count, sizeof *(array)) : NULL)
+    wire_set(                                                                                                          \
+        wire, array, wire_is_there(wire, (array) != NULL) ? wire_array_of(wire, array, count, sizeof *(array)) : NULL)
 bool wire_is_there(struct wire *wire, bool there);
 
-/* Structs that a reader fills: [count] of `bytes` each, zeroed, until wire_end_reading. A writer gets `own`. */
+/* Structs that a reader fills: [count] of `bytes` each, zeroed, until wire_end_reading. A writer gets `own`, and must
+ * not write to it. */
 void *wire_space(struct wire *wire, const void *own, size_t count, size_t bytes);
 
 /* Device memory of so many bytes; NULL is refused, or allowed. */
 void *wire_memory_of(struct wire *wire, const void *memory, size_t bytes, bool null_allowed);
-#define wire_memory(wire, memory, bytes) ((memory) = wire_memory_of(wire, memory, bytes, false))
-#define wire_memory_or_null(wire, memory, bytes) ((memory) = wire_memory_of(wire, memory, bytes, true))
+#define wire_memory(wire, memory, bytes) wire_set(wire, memory, wire_memory_of(wire, memory, bytes, false))
+#define wire_memory_or_null(wire, memory, bytes) wire_set(wire, memory, wire_memory_of(wire, memory, bytes, true))
 
 /* a b c d as bytes; SIZE_MAX when that is too much for anything. */
 size_t wire_product(uint64_t a, uint64_t b, uint64_t c, uint64_t d);
