@@ -70,7 +70,8 @@ static void close_hosts(struct hosts *hosts) {
 
 static struct engine *open_threads(const struct model *model, uint32_t ranks, const struct engine_options *like) {
     struct engine_options options = *like;
-    options.backend = (struct backend_options){.cpu_features = "auto", .threads = 1, .name = "cpu", .ranks = ranks};
+    options.backend = (struct backend_options){
+        .cpu_features = "auto", .threads = 1, .name = chosen_backend(), .ranks = ranks, .all_reduce = "host"};
     return pruning_engine(model, &options);
 }
 
@@ -102,7 +103,7 @@ enum { MORE = sizeof more_policies / sizeof more_policies[0], STREAMS = PRUNING_
 
 static uint32_t run_policies(struct engine *engine, struct stream **streams) {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < STREAMS; i++) {
+    for (uint32_t i = 0; i < STREAMS; i += chosen_backend_share(1, 3)) {
         const char *policy = i < PRUNING_POLICIES ? pruning_policies[i] : more_policies[i - PRUNING_POLICIES];
         if (works(policy))
             streams[count++] = stream_create(engine, policy, i, 60, 76);
