@@ -91,6 +91,13 @@ static bool cancelled(const struct rendezvous *options) {
     return options->cancelled != NULL && atomic_load(options->cancelled);
 }
 
+/* What a stranger may have sent goes to a terminal. */
+static void show_text(char *text, size_t size) {
+    text[size - 1] = '\0';
+    for (; *text != '\0'; text++)
+        *text = *text < ' ' || *text > '~' ? '?' : *text;
+}
+
 /* ---- addresses ---- */
 
 int rendezvous_parse(const char *address, char *host, char *port, struct error *error) {
@@ -167,7 +174,7 @@ static int reach_leader(const struct rendezvous *options, int *socket, struct er
 
 /* What a worker finds wrong with a leader. */
 static int check_greeting(const struct rendezvous *options, struct greeting *greeting, struct error *error) {
-    greeting->version[VERSION_BYTES - 1] = '\0';
+    show_text(greeting->version, sizeof greeting->version);
     if (memcmp(greeting->magic, magic, sizeof magic) != 0)
         return error_set(
             error, ERROR_UNSUPPORTED, "who listens at %.200s is no leader of distillcache", options->address);
@@ -189,7 +196,7 @@ static int read_decision(
     int code = link_receive_plain(link, &decision, sizeof decision, error);
     if (code != 0)
         return code;
-    decision.reason[sizeof decision.reason - 1] = '\0';
+    show_text(decision.reason, sizeof decision.reason);
     prove_leader(options, application, &decision, proof);
     if (decision.stranger != 0 || memeql_sec(proof, decision.proof, sizeof proof) == 0)
         return error_set(error, ERROR_UNSUPPORTED, "the leader at %.200s has another rendezvous-key", options->address);
@@ -332,12 +339,6 @@ static void examine(const struct reception *reception, const struct application 
         snprintf(reason, size, "its backend is %s, the leader's is %s", a->backend, o->backend);
     else if (reception->links[a->rank].socket >= 0)
         snprintf(reason, size, "rank %u is taken", a->rank);
-}
-
-static void show_text(char *text, size_t size) {
-    text[size - 1] = '\0';
-    for (; *text != '\0'; text++)
-        *text = *text < ' ' || *text > '~' ? '?' : *text;
 }
 
 /* A guest who has said everything. */
