@@ -150,7 +150,7 @@ struct kv_statistics {
     uint32_t *sum;         /* [2][capacity] sum of rint(a * 2^24) */
     uint32_t *squared;     /* [2][capacity] sum of rint(mean of p^2 * 2^24) */
     uint32_t *noisy;       /* [2][capacity] */
-    uint16_t *window_rows; /* [w][capacity] f16(a); times 2^24 an integer */
+    uint16_t *window_rows; /* [w][capacity] f16(a); times 2^24 an integer; see statistics_move.rows_stay */
     uint32_t *window_sum;  /* [capacity] sum over the ring of f16(a) * 2^24, modulo 2^32: 256 times 1 is 0 */
     uint16_t *head_rows;   /* [w][G][capacity] f16(p) */
     float *outputs;        /* [w][G][d] o_h */
@@ -194,6 +194,10 @@ struct statistics_move {
     uint32_t count;
     uint32_t clear_first, clear_end; /* then these columns of `to` are zeroed */
     uint32_t rank;                   /* that all of the head's memory lies on */
+    /* Their window_rows need not be zeroed, each of which is a cache line: no stage will read them. Attention takes
+     * what a row holds of a slot whose token is later than the query w before for zero, so that they do not get into
+     * window_sum, as long as every query is counted there. */
+    bool rows_stay;
 };
 
 struct score_layer;

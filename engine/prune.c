@@ -268,6 +268,16 @@ static int compact(struct prune_job *job, struct error *error) {
     return 0;
 }
 
+/* Sums over a window of 256 queries may be 0 modulo 2^32, and are told from none by a row. */
+static bool reads_window_rows(const struct policy_settings *settings) {
+    struct score_stage stages[SCORE_STAGES_MAX];
+    uint32_t count = policy_stages(settings, stages);
+    bool reads = (uint64_t)settings->window << STATISTIC_FRACTION_BITS > UINT32_MAX;
+    for (uint32_t i = 0; i < count; i++)
+        reads |= stages[i].kind == STAGE_WINDOW_SPREAD || stages[i].kind == STAGE_POOL_ADAPTIVE;
+    return reads;
+}
+
 /* Adds what of a job's statistics follows its slots; what is not needed after the first prune goes. */
 static uint32_t follow(struct prune_job *job, struct statistics_prune *out) {
     struct eviction *eviction = &job->sequence->eviction;
@@ -284,6 +294,7 @@ static uint32_t follow(struct prune_job *job, struct statistics_prune *out) {
         .removals = job->removals,
         .slots_before = job->slots,
         .needs = needs,
+        .rows_stay = job->mark && !reads_window_rows(&eviction->settings),
         .fit = job->seen >= eviction->prompt_tokens && (job->first || job->seen == eviction->prompt_tokens),
         .work = job->statistics_work,
     };

@@ -362,8 +362,11 @@ static void list_all(const struct kv_removal *removal, uint32_t slots_before, ui
 }
 
 /* The move of one head; returns how many entries of work->slots it took. */
-static uint32_t plan_head(struct statistics *s, uint32_t i, const struct kv_removal *removal, uint32_t slots_before,
-    struct prune_work *work, struct statistics_move *move) {
+static uint32_t plan_head(
+    const struct statistics_prune *prune, uint32_t i, struct prune_work *work, struct statistics_move *move) {
+    struct statistics *s = prune->statistics;
+    const struct kv_removal *removal = &prune->removals[i];
+    uint32_t slots_before = prune->slots_before[i];
     bool replaced = work->memory[i] != NULL;
     *move = (struct statistics_move){
         .rank = rank_of(s, i), .from = &s->heads[i], .to = replaced ? &work->arrays[i] : &s->heads[i]};
@@ -373,6 +376,7 @@ static uint32_t plan_head(struct statistics *s, uint32_t i, const struct kv_remo
         if (removal->evict != KV_NO_SLOT) {
             move->clear_first = removal->evict;
             move->clear_end = removal->evict + 1;
+            move->rows_stay = prune->rows_stay;
         }
         return 0;
     }
@@ -419,7 +423,7 @@ static uint32_t plan_prune(const struct statistics_prune *prune, struct statisti
         bool replaced = replacement(s, i, slots, prune->needs, prune->fit, &work.arrays[i], &work.memory[i]);
         if (!replaced && !kv_removal_compacts(removal) && removal->evict == KV_NO_SLOT)
             continue;
-        work.slots += plan_head(s, i, removal, before, &work, &moves[count++]);
+        work.slots += plan_head(prune, i, &work, &moves[count++]);
     }
     return count;
 }

@@ -4,7 +4,8 @@
  * and the moments of queries of each layer. Private to the sequence, in device memory, each head's on its rank. Knows
  * no policy: it is told what is needed, and when slots come, move and go.
  *
- * A head's arrays have room for `capacity` slots, in one allocation; columns of slots that hold no token are zero.
+ * A head's arrays have room for `capacity` slots, in one allocation; columns of slots that hold no token are zero, but
+ * for rows of the window that nobody reads (statistics_prune.rows_stay).
  */
 #ifndef ENGINE_STATISTICS_H
 #define ENGINE_STATISTICS_H
@@ -65,6 +66,7 @@ struct statistics_prune {
     const uint32_t *slots_before;      /* the same: slots of each head before the removals */
     uint32_t needs;                    /* from now on: a part of what was needed */
     bool fit;                          /* keep no more room than needed */
+    bool rows_stay;                    /* of the window, where a slot goes (backend.h, statistics_move) */
     void *work;                        /* statistics_prune_work() bytes */
 };
 

@@ -175,6 +175,17 @@ static void split_add_noise(const struct attend_job *job, const struct attend_bl
         job->statistics, &rows, attend_block_part(job, block), row, scores, positions, job->kernels, kept);
 }
 
+/* What the ring's rows hold of slots whose tokens came after the rows' queries is nobody's. */
+static void split_find_counted(const struct attend_job *job, const struct statistics_rows *rows,
+    const struct attend_pages *found, struct statistics_split *kept) {
+    for (uint32_t token = rows->window_token; token < rows->tokens; token++) {
+        int32_t left = (int32_t)(rows->position + token - rows->to->window); /* below 0: nobody */
+        for (uint32_t i = 0; i < found->count; i++)
+            kept->counted[token][i] =
+                (uint16_t)job->kernels->visible(kv_page_positions(job->layout, (char *)found->pages[i]), left);
+    }
+}
+
 /* Before the rows of a split: nothing is seen yet; what will be written is fetched. */
 static void split_begin_kept(const struct attend_job *job, const struct attend_block *block, uint32_t split,
     const struct attend_pages *found, struct statistics_split *kept) {
@@ -184,6 +195,8 @@ static void split_begin_kept(const struct attend_job *job, const struct attend_b
         return;
     kept->pages = found->count;
     memcpy(kept->places, found->places, sizeof kept->places);
+    if (rows.needs & STATISTIC_WINDOW)
+        split_find_counted(job, &rows, found, kept);
     if (block->tokens == 1)
         statistics_expect(&rows, split, found->places[found->count - 1] + 1u);
 }

@@ -227,8 +227,8 @@ static void sweep_heads(const struct sweep *sweep, struct statistics_part part) 
             source.heads = 1;
             source.scale = 1;
             size_t row = ring_row(rows, token) * rows->group + part.first + head;
-            sweep->kernels->window(
-                &source, sweep->split->masks[token], to->head_rows + row * to->capacity + sweep->first_slot, NULL);
+            sweep->kernels->window(&source, sweep->split->masks[token], NULL,
+                to->head_rows + row * to->capacity + sweep->first_slot, NULL);
         }
     }
 }
@@ -238,7 +238,7 @@ static void sweep_window(const struct sweep *sweep) {
     const struct kv_statistics *to = rows->to;
     for (uint32_t token = rows->window_token; token < rows->tokens; token++) {
         struct statistics_source source = token_source(&sweep->plain, token);
-        sweep->kernels->window(&source, sweep->split->masks[token],
+        sweep->kernels->window(&source, sweep->split->masks[token], sweep->split->counted[token],
             to->window_rows + ring_row(rows, token) * to->capacity + sweep->first_slot,
             to->window_sum + sweep->first_slot);
     }

@@ -48,8 +48,9 @@ struct statistics_kernels {
     void (*count)(const struct statistics_source *from, uint32_t tokens, uint32_t *low, uint32_t *high);
     void (*count_squares)(const struct statistics_source *from, uint32_t tokens, uint32_t *low, uint32_t *high);
     /* One token's row of the window: ring = f16(share) in the lanes of masks [pages], and sum += what that changes,
-     * times 2^24; sum NULL: there is none. */
-    void (*window)(const struct statistics_source *from, const uint16_t *masks, uint16_t *ring, uint32_t *sum);
+     * times 2^24, where what lanes outside `counted` [pages] held counts as 0; sum, counted NULL: there is none. */
+    void (*window)(const struct statistics_source *from, const uint16_t *masks, const uint16_t *counted, uint16_t *ring,
+        uint32_t *sum);
     /* above [pages] = masks of one token's lanes where share > limit. */
     void (*above)(const struct statistics_source *from, const uint16_t *masks, float limit, uint16_t *above);
     /* One token's share before scale and limits, added to total [ATTEND_SPLIT] when more, else stored. */
@@ -95,6 +96,8 @@ struct statistics_split {
     uint32_t pages;                            /* that some row sees */
     uint8_t places[ATTEND_PAGES];              /* which of the split's pages they are */
     uint16_t masks[ATTEND_ROWS][ATTEND_PAGES]; /* the slots that each token sees */
+    /* With STATISTIC_WINDOW, of each token that is counted there: slots that the query w before it saw. */
+    uint16_t counted[ATTEND_ROWS][ATTEND_PAGES];
     float m[STATISTICS_ROWS], l[STATISTICS_ROWS];
     float t[STATISTICS_ROWS]; /* with STATISTIC_ENTROPY: sum of p ln p, p relative to m */
     float noisy_m[STATISTICS_ROWS], noisy_l[STATISTICS_ROWS];

@@ -90,8 +90,8 @@ static void statistics_add_square_counts(
     statistics_count_any(true, from, tokens, low, high);
 }
 
-static void statistics_window(
-    const struct statistics_source *from, const uint16_t *masks, uint16_t *ring, uint32_t *sum) {
+static void statistics_window(const struct statistics_source *from, const uint16_t *masks, const uint16_t *counted,
+    uint16_t *ring, uint32_t *sum) {
     struct lanes scale = lanes_set(from->scale);
     for (uint32_t page = 0; page < from->pages; page++) {
         uint16_t *row = ring + from->places[page] * LANES;
@@ -101,7 +101,9 @@ static void statistics_window(
         if (sum == NULL)
             continue;
         uint32_t *sums = sum + from->places[page] * LANES;
-        struct counts total = counts_add(counts_load(sums), statistics_integer(lanes_load_half(row)));
+        struct lanes added = lanes_keep(masks[page], lanes_load_half(row));
+        struct counts total = counts_add(counts_load(sums), statistics_integer(added));
+        old = lanes_keep(masks[page] & counted[page], old);
         counts_store(sums, counts_sub(total, statistics_integer(old)));
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Statistics follow their slots: columns of per-slot arrays are moved and zeroed. Heads are independent; every decode
- * step of a pruned sequence zeroes one column of each.
+ * step of a pruned sequence zeroes one column of each; the rows of its window only where somebody reads them.
  */
 #include "engine/cpu/cpu.h"
 
@@ -54,7 +54,10 @@ static void move_head(const struct moves *all, const struct statistics_move *mov
     move_array(move, from->sum, to->sum, sizeof *to->sum, 2);
     move_array(move, from->squared, to->squared, sizeof *to->squared, 2);
     move_array(move, from->noisy, to->noisy, sizeof *to->noisy, 2);
-    move_array(move, from->window_rows, to->window_rows, sizeof *to->window_rows, to->window);
+    struct statistics_move rows = *move;
+    if (move->rows_stay)
+        rows.clear_end = rows.clear_first;
+    move_array(&rows, from->window_rows, to->window_rows, sizeof *to->window_rows, to->window);
     move_array(move, from->window_sum, to->window_sum, sizeof *to->window_sum, 1);
     move_array(move, from->head_rows, to->head_rows, sizeof *to->head_rows, to->window * all->group);
     move_array(move, from->above, to->above, STATISTIC_ABOVE_BITS / 8, 1);

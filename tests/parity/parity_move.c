@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEADS = 4, ARRAYS = 10, GROUP_MOST = 4 };
+enum { HEADS = 4, ARRAYS = 10, WINDOW_ROWS = 3 /* among the arrays */, GROUP_MOST = 4 };
 
 /* One array of a head: rows of elements, or numbers that are copied as a whole. */
 struct array {
@@ -82,7 +82,8 @@ static void head_free(struct parity *parity, struct head *head) {
 
 /* ---- the definition ---- */
 
-static void move_array(const struct statistics_move *move, const struct array *from, const struct array *to) {
+static void move_array(
+    const struct statistics_move *move, const struct array *from, const struct array *to, bool stays) {
     if (from->bytes == 0 || to->bytes == 0)
         return;
     size_t bytes = to->bytes;
@@ -94,7 +95,7 @@ static void move_array(const struct statistics_move *move, const struct array *f
             uint32_t b = move->from_slots != NULL ? move->to_slots[i] : i;
             memmove(target + b * bytes, source + a * bytes, bytes);
         }
-        for (uint32_t slot = move->clear_first; slot < move->clear_end; slot++)
+        for (uint32_t slot = move->clear_first; slot < move->clear_end && !stays; slot++)
             memset(target + slot * bytes, 0, bytes);
     }
 }
@@ -106,7 +107,7 @@ static void move_whole(const struct array *from, const struct array *to) {
 
 static void move_head(const struct statistics_move *move, const struct head *from, const struct head *to) {
     for (uint32_t i = 0; i < ARRAYS; i++)
-        move_array(move, &from->arrays[i], &to->arrays[i]);
+        move_array(move, &from->arrays[i], &to->arrays[i], move->rows_stay && i == WINDOW_ROWS);
     move_whole(&from->outputs, &to->outputs);
     move_whole(&from->standard, &to->standard);
 }
@@ -175,6 +176,8 @@ static void case_move(struct parity *parity) {
         if (parity_random(parity, 0, 2) > 0) {
             moves[i].clear_first = parity_random(parity, 0, slots);
             moves[i].clear_end = parity_random(parity, moves[i].clear_first, slots);
+            /* A device may clear what need not be. */
+            moves[i].rows_stay = parity->operations->host_memory && parity_random(parity, 0, 1) > 0;
         }
     }
     parity->operations->move_statistics(parity->backend, moves, HEADS, group, dim);
@@ -211,7 +214,7 @@ static void case_arguments(struct parity *parity) {
             slots[i] = (first[call] + i) % SLOTS;
             slots[SLOTS + i] = i;
         }
-        struct statistics_move move = {&from, &to[call], slots, slots + SLOTS, SLOTS, 0, 0, 0};
+        struct statistics_move move = {&from, &to[call], slots, slots + SLOTS, SLOTS, 0, 0, 0, false};
         parity->operations->move_statistics(parity->backend, &move, 1, 1, 2);
     }
     memset(slots, 0, 2 * SLOTS * sizeof *slots);

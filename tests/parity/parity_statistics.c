@@ -77,9 +77,27 @@ static void fill_sums(struct parity *parity, const struct kv_statistics *s, cons
     free(sums);
 }
 
+/* The query whose row of a ring it is before a batch at `position`; below 0: none yet. */
+static int64_t ring_query(uint32_t position, uint32_t ring, uint32_t row) {
+    int64_t last = (int64_t)position - 1;
+    return last - (last - row + ring) % ring;
+}
+
+/* A row of the window and what it adds to the sum. A slot whose token came after the row's query may have what was
+ * there before its token (statistics_move.rows_stay); a device zeroes it. */
+static void fill_window(struct parity *parity, struct kv_statistics *s, const struct kv_item *item, uint32_t row,
+    uint32_t slot, bool seen) {
+    unsigned char *half = (unsigned char *)&s->window_rows[(size_t)row * s->capacity + slot];
+    if (!seen && (item->rows > 1 || item->window_from > 0 || !parity->operations->host_memory))
+        return;
+    reference_round(KV_F16, parity_uniform(parity, 0, 1), half);
+    if (seen)
+        s->window_sum[slot] += (uint32_t)(reference_number(KV_F16, half) * 0x1p24);
+}
+
 /* What earlier queries may have left: any numbers, the window's sum in accord with its rows. */
-static void fill_before(struct parity *parity, struct kv_statistics *s, const struct kv_item *item,
-    const struct kv_head_view *view, uint32_t group) {
+static void fill_before(struct parity *parity, struct kv_statistics *s, const struct reference_pool *pool,
+    const struct kv_item *item, const struct kv_head_view *view, uint32_t group) {
     if (s->needs & STATISTIC_SUM)
         fill_sums(parity, s, item, view, s->sum);
     if (s->needs & STATISTIC_SQUARED)
@@ -87,13 +105,12 @@ static void fill_before(struct parity *parity, struct kv_statistics *s, const st
     if (s->needs & STATISTIC_NOISY)
         fill_sums(parity, s, item, view, s->noisy);
     for (uint32_t slot = 0; slot < view->slots; slot++) {
+        int32_t entered = *reference_position(pool, view->pages[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS);
+        for (uint32_t row = 0; s->needs & STATISTIC_WINDOW && row < s->window; row++)
+            fill_window(parity, s, item, row, slot,
+                !is_new(item, view, slot) && entered <= ring_query(item->position, s->window, row));
         if (is_new(item, view, slot))
             continue;
-        for (uint32_t row = 0; s->needs & STATISTIC_WINDOW && row < s->window; row++) {
-            unsigned char *half = (unsigned char *)&s->window_rows[(size_t)row * s->capacity + slot];
-            reference_round(KV_F16, parity_uniform(parity, 0, 1), half);
-            s->window_sum[slot] += (uint32_t)(reference_number(KV_F16, half) * 0x1p24);
-        }
         for (uint32_t row = 0; s->needs & STATISTIC_HEAD_WINDOW && row < s->window * group; row++) {
             reference_round(
                 KV_F16, parity_uniform(parity, 0, 1), (unsigned char *)&s->head_rows[(size_t)row * s->capacity + slot]);
@@ -123,7 +140,7 @@ static void recorded_create(
             if (s->needs & kind_needs[kind])
                 *kind_array(s, kind) = parity_host(kind_bytes(s, kind, group, scene->pool.layout.head_dim));
         }
-        fill_before(parity, s, &scene->items[head / kv_heads], &scene->views[head], group);
+        fill_before(parity, s, &scene->pool, &scene->items[head / kv_heads], &scene->views[head], group);
         recorded->device[head] = *s;
         for (uint32_t kind = 0; kind < KINDS; kind++) {
             void **array = kind_array(&recorded->device[head], kind);
@@ -200,6 +217,7 @@ static unsigned char *recorded_bytes(
 /* A head's numbers after the batch, beside what they should be. */
 struct comparison {
     struct parity *parity;
+    const struct reference_pool *pool;
     const struct kv_item *item;
     const struct kv_head_view *view;
     const struct kv_statistics *before, *after;
@@ -288,8 +306,10 @@ static void check_window(const struct comparison *c, uint32_t ring_row) {
 static void check_window_sums(const struct comparison *c) {
     for (uint32_t slot = 0; slot < c->want->slots; slot++) {
         double sum = 0;
+        int32_t entered = *reference_position(c->pool, c->view->pages[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS);
         for (uint32_t row = 0; row < c->after->window; row++)
-            sum += reference_half(c->after->window_rows[(size_t)row * c->after->capacity + slot]) * 0x1p24;
+            if (entered <= ring_query(c->item->position + c->item->rows, c->after->window, row))
+                sum += reference_half(c->after->window_rows[(size_t)row * c->after->capacity + slot]) * 0x1p24;
         parity_check_true(c->parity, sum == c->after->window_sum[slot], "window sum of slot %u is %u, not %.0f", slot,
             c->after->window_sum[slot], sum);
     }
@@ -351,7 +371,7 @@ static void check_head(
     struct reference_statistics want = reference_statistics(&scene->pool, item, &scene->views[head],
         scene->summaries[head], head % kv_heads, layer, recorded->before[head].seed, scene->heads, scene->qkv);
     struct kv_statistics after = recorded_download(parity, scene, recorded, head);
-    struct comparison c = {parity, item, &scene->views[head], &recorded->before[head], &after, &want};
+    struct comparison c = {parity, &scene->pool, item, &scene->views[head], &recorded->before[head], &after, &want};
     check_sums(&c);
     for (uint32_t row = 0; row < after.window; row++)
         check_window(&c, row);

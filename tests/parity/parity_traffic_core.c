@@ -183,7 +183,7 @@ static void case_columns(struct parity *parity) {
         to[count] = count + count / 3;
         count++;
     }
-    struct statistics_move move = {&head, &head, from, to, count, KEPT, SLOTS, 0};
+    struct statistics_move move = {&head, &head, from, to, count, KEPT, SLOTS, 0, false};
     traffic_begin(parity);
     parity->operations->move_statistics(parity->backend, &move, 1, 3, 64);
     /* Four rows at a time read the lists. */

@@ -177,7 +177,13 @@ static void follow(struct scene *scene, const struct kv_removal *removals, const
     uint32_t needs, bool fit) {
     struct statistics_move moves[HEADS];
     struct statistics_prune prune = {
-        scene->statistics, removals, before, needs, fit, malloc(statistics_prune_work(scene->statistics, slots))};
+        .statistics = scene->statistics,
+        .removals = removals,
+        .slots_before = before,
+        .needs = needs,
+        .fit = fit,
+        .work = malloc(statistics_prune_work(scene->statistics, slots)),
+    };
     assert_non_null(prune.work);
     statistics_prune(&prune, 1, moves);
     free(prune.work);
