@@ -18,6 +18,7 @@
  *       the bytes after a barrier.
  *   device_mma_m16n8k16_f16, device_mma_m16n8k16_bf16 (float d[4], uint32_t a[4], uint32_t b[2], float c[4])
  *   device_mma_m16n8k32_s8 (int d[4], uint32_t a[4], uint32_t b[2], int c[4])
+ *   device_mma_m16n8k16_s8 (int d[4], uint32_t a[2], uint32_t b[1], int c[4]): the first registers of k32
  *       d = a b + c by the whole warp, a row-major [16, k], b column-major [k, 8]; d == c is allowed. Fragments (PTX
  * ISA, "Matrix Fragments for mma.m16n8k16"), with g = lane / 4, t = lane % 4, each register's first element in its low
  *       bits:
@@ -119,6 +120,14 @@ static __device__ __forceinline__ void device_mma_m16n8k32_s8(
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
+static __device__ __forceinline__ void device_mma_m16n8k16_s8(
+    int *d, const uint32_t *a, const uint32_t *b, const int *c) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 "
+                 "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+
 static __device__ __forceinline__ void device_ldmatrix_x4(uint32_t *r, const void *row) {
     unsigned address = (unsigned)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -191,6 +200,11 @@ EMULATOR_INLINE void device_mma_m16n8k16_bf16(
 
 EMULATOR_INLINE void device_mma_m16n8k32_s8(int *d, const uint32_t *a, const uint32_t *b, const int *c, EMULATOR_HERE) {
     device_mma(EMULATOR_MMA_S8, d, a, b, c, file, line);
+}
+
+EMULATOR_INLINE void device_mma_m16n8k16_s8(int *d, const uint32_t *a, const uint32_t *b, const int *c, EMULATOR_HERE) {
+    const uint32_t a_[4] = {a[0], a[1]}, b_[2] = {b[0]};
+    device_mma(EMULATOR_MMA_S8_K16, d, a_, b_, c, file, line);
 }
 
 EMULATOR_INLINE void device_ldmatrix_x4(uint32_t *r, const void *row, EMULATOR_HERE) {

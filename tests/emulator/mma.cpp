@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Tensor core products and ldmatrix, by the fragment layouts of the PTX ISA ("Matrix Fragments for mma.m16n8k16 with
- * floating point type", "mma.m16n8k32", "ldmatrix"; cuda/device.h repeats them). Sums are in float32, in ascending k:
- * the device's own order and rounding inside a product are not documented.
+ * floating point type", "mma.m16n8k32", "mma.m16n8k16 with integer type", "ldmatrix"; cuda/device.h repeats them). Sums
+ * are in float32, in ascending k: the device's own order and rounding inside a product are not documented.
  */
 #include "internal.h"
 #include "check.h"
@@ -71,22 +71,23 @@ static void multiply_floats(struct warp *warp, float (*value)(uint32_t)) {
             memcpy(&warp->lanes[lane]->meeting->fragment_d[r], &d[d_row(lane, r)][d_column(lane, r)], 4);
 }
 
-static void multiply_bytes(struct warp *warp) {
+/* k32 has k16's columns in its first registers, and 16 more behind them. */
+static void multiply_bytes(struct warp *warp, unsigned columns) {
     int32_t a[16][32], b[32][8];
     uint32_t d[16][8];
     for (unsigned lane = 0; lane < WARP_LANES; lane++) {
         const struct meeting *m = warp->lanes[lane]->meeting;
-        for (unsigned r = 0; r < 4; r++) {
+        for (unsigned r = 0; r < 4; r++)
+            d[d_row(lane, r)][d_column(lane, r)] = m->fragment_c[r];
+        for (unsigned r = 0; r < columns / 8; r++)
             for (unsigned i = 0; i < 4; i++)
                 a[a_row(lane, r)][a_column(lane, r, 4) + i] = (int8_t)(m->fragment_a[r] >> 8 * i);
-            d[d_row(lane, r)][d_column(lane, r)] = m->fragment_c[r];
-        }
-        for (unsigned r = 0; r < 2; r++)
+        for (unsigned r = 0; r < columns / 16; r++)
             for (unsigned i = 0; i < 4; i++)
                 b[lane % 4 * 4 + r * 16 + i][lane / 4] = (int8_t)(m->fragment_b[r] >> 8 * i);
     }
     for (unsigned row = 0; row < 16; row++)
-        for (unsigned k = 0; k < 32; k++)
+        for (unsigned k = 0; k < columns; k++)
             for (unsigned column = 0; column < 8; column++)
                 d[row][column] += (uint32_t)(a[row][k] * b[k][column]);
     for (unsigned lane = 0; lane < WARP_LANES; lane++)
@@ -101,8 +102,8 @@ static void whole_warp(struct warp *warp) {
 
 void mma_compute(struct warp *warp, enum emulator_warp_kind kind) {
     whole_warp(warp);
-    if (kind == EMULATOR_MMA_S8)
-        multiply_bytes(warp);
+    if (kind == EMULATOR_MMA_S8 || kind == EMULATOR_MMA_S8_K16)
+        multiply_bytes(warp, kind == EMULATOR_MMA_S8 ? 32 : 16);
     else
         multiply_floats(warp, kind == EMULATOR_MMA_F16 ? half_value : bfloat16_value);
 }

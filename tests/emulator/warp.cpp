@@ -108,6 +108,7 @@ static void compute(struct worker *worker, struct warp *warp, unsigned mask, enu
     case EMULATOR_MMA_F16:
     case EMULATOR_MMA_BF16:
     case EMULATOR_MMA_S8:
+    case EMULATOR_MMA_S8_K16:
         mma_compute(warp, kind);
         break;
     case EMULATOR_LDMATRIX:

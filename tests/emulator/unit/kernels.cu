@@ -132,16 +132,20 @@ extern "C" void kernels_gemm_staged(
         out, n, k);
 }
 
+template <unsigned K>
 __global__ static void gemm_s8_kernel(const int8_t *a, const int8_t *b, int *out, unsigned n, unsigned k) {
     unsigned row = blockIdx.y * 16, column = blockIdx.x * 8, g = threadIdx.x / 4, t = threadIdx.x % 4;
     int sum[4] = {0, 0, 0, 0};
-    for (unsigned i = 0; i < k; i += 32) {
+    for (unsigned i = 0; i < k; i += K) {
         uint32_t fa[4], fb[2];
-        for (unsigned r = 0; r < 4; r++)
+        for (unsigned r = 0; r < K / 8; r++)
             fa[r] = *(const uint32_t *)&a[(row + g + r % 2 * 8) * k + i + t * 4 + r / 2 * 16];
-        for (unsigned r = 0; r < 2; r++)
+        for (unsigned r = 0; r < K / 16; r++)
             fb[r] = *(const uint32_t *)&b[(column + g) * k + i + t * 4 + r * 16];
-        device_mma_m16n8k32_s8(sum, fa, fb, sum);
+        if (K == 32)
+            device_mma_m16n8k32_s8(sum, fa, fb, sum);
+        else
+            device_mma_m16n8k16_s8(sum, fa, fb, sum);
     }
     for (unsigned r = 0; r < 4; r++)
         out[(row + g + r / 2 * 8) * n + column + t * 2 + r % 2] = sum[r];
@@ -149,7 +153,12 @@ __global__ static void gemm_s8_kernel(const int8_t *a, const int8_t *b, int *out
 
 extern "C" void kernels_gemm_s8(
     const int8_t *a, const int8_t *b, int *out, unsigned m, unsigned n, unsigned k, cudaStream_t stream) {
-    KERNEL_LAUNCH(gemm_s8_kernel, dim3(n / 8, m / 16), 32, 0, stream, a, b, out, n, k);
+    KERNEL_LAUNCH(gemm_s8_kernel<32>, dim3(n / 8, m / 16), 32, 0, stream, a, b, out, n, k);
+}
+
+extern "C" void kernels_gemm_s8_k16(
+    const int8_t *a, const int8_t *b, int *out, unsigned m, unsigned n, unsigned k, cudaStream_t stream) {
+    KERNEL_LAUNCH(gemm_s8_kernel<16>, dim3(n / 8, m / 16), 32, 0, stream, a, b, out, n, k);
 }
 
 __global__ static void warp_kernel(const int *in, int *out) {

@@ -33,6 +33,8 @@ void kernels_gemm_staged(
 /* out [m, n] = a [m, k] b [n, k]^T, int8; k % 32 == 0. */
 void kernels_gemm_s8(
     const int8_t *a, const int8_t *b, int *out, unsigned m, unsigned n, unsigned k, cudaStream_t stream);
+void kernels_gemm_s8_k16(
+    const int8_t *a, const int8_t *b, int *out, unsigned m, unsigned n, unsigned k, cudaStream_t stream);
 /* Sorted order is the same for all warp functions: out [32][WARP_RESULTS] of one warp. */
 enum { WARP_RESULTS = 16 };
 void kernels_warp(const int *in, int *out, cudaStream_t stream);

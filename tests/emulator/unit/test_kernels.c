@@ -150,8 +150,8 @@ static void test_gemm(void **state) {
     check_gemm(kernels_gemm_staged, small_half, from_half);
 }
 
-static void test_gemm_s8(void **state) {
-    (void)state;
+static void check_gemm_s8(
+    void (*gemm)(const int8_t *, const int8_t *, int *, unsigned, unsigned, unsigned, cudaStream_t)) {
     enum { M = 32, N = 24, K = 96 };
     static int8_t a[M * K], b[N * K];
     static int out[M * N];
@@ -161,7 +161,7 @@ static void test_gemm_s8(void **state) {
         b[i] = (int8_t)random_next();
     int8_t *da = device(a, sizeof(a)), *db = device(b, sizeof(b));
     int *dout = device(NULL, sizeof(out));
-    kernels_gemm_s8(da, db, dout, M, N, K, NULL);
+    gemm(da, db, dout, M, N, K, NULL);
     take(out, dout, sizeof(out));
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
@@ -172,6 +172,12 @@ static void test_gemm_s8(void **state) {
         }
     cudaFree(da);
     cudaFree(db);
+}
+
+static void test_gemm_s8(void **state) {
+    (void)state;
+    check_gemm_s8(kernels_gemm_s8);
+    check_gemm_s8(kernels_gemm_s8_k16);
 }
 
 static void expect_warp(const int *x, int lane, int *r) {
