@@ -2,7 +2,7 @@
  *
  * Around the products: rounding of activations, weights back to f16 for cuBLASLt, rows of weights as embeddings.
  */
-#include "cuda/linear_device.cuh"
+#include "cuda/linear_format.cuh"
 #include "cuda/warp.cuh"
 
 namespace {
@@ -41,8 +41,9 @@ __global__ void __launch_bounds__(THREADS)
         word |= ((uint32_t)rounded & 255u) << (8 * i);
         sum += rounded;
     }
-    for (int distance = 4; distance > 0; distance /= 2)
+    for (int distance = 2; distance > 0; distance /= 2)
         sum += __shfl_xor_sync(ALL, sum, distance);
+    const int other = __shfl_xor_sync(ALL, sum, 4); /* lane 0 has the first half's, this is the last one's */
     if (block >= blocks)
         return;
     uint32_t place = lane % 4 * 2 + lane / 4; /* columns 4 t and 16 + 4 t side by side */
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(THREADS)
     const bool last = row + 1 == rows && rows % 2 != 0; /* zeroes the unused place beside it, too */
     if (lane == 0 || (lane == 1 && last))
         scales[(size_t)step * ((rows + 1) / 2 * 2) + row + lane] =
-            lane == 0 ? make_float2(scale, zero ? 0 : scale * (float)sum) : make_float2(0, 0);
+            lane == 0 ? make_float2(scale, __int_as_float((sum & 0xffff) | other << 16)) : make_float2(0, 0);
 }
 
 __device__ inline uint32_t to_half(float value, bool bfloat) {
@@ -137,41 +138,56 @@ struct four {
     float value[4];
 };
 
-/* Of a word that holds columns 4 t .. 4 t + 3, or 16 + 4 t .. when upper: Q4 has both in one. */
-template <int FORMAT> __device__ inline struct four unpack(uint32_t word, bool upper, float d, float m) {
+/* What a row's codes are multiplied by, and what is added, in each part of a step. */
+template <class F> struct row_scales { float d[F::PARTS], m[F::PARTS]; };
+
+template <class F>
+__device__ inline struct row_scales<F> load_row_scales(
+    const unsigned char *step, const unsigned char *head, uint32_t row) {
+    const struct block_scales<F::PARTS> pair = block_load_scales<F>(step, block_load_head<F>(head, row / 2), row / 2);
+    struct row_scales<F> scales;
+#pragma unroll
+    for (int part = 0; part < F::PARTS; part++) {
+        scales.d[part] = row % 2 != 0 ? pair.d[part].y : pair.d[part].x;
+        scales.m[part] = !F::MINIMA ? 0 : row % 2 != 0 ? pair.m[part].y : pair.m[part].x;
+    }
+    return scales;
+}
+
+/* The scales that another lane has. */
+template <class F>
+__device__ inline struct row_scales<F> take_row_scales(const struct row_scales<F> &own, uint32_t lane) {
+    struct row_scales<F> scales;
+#pragma unroll
+    for (int part = 0; part < F::PARTS; part++) {
+        scales.d[part] = __shfl_sync(ALL, own.d[part], (int)lane);
+        scales.m[part] = F::MINIMA ? __shfl_sync(ALL, own.m[part], (int)lane) : 0;
+    }
+    return scales;
+}
+
+/* codes: a register of block_load_codes. */
+template <class F>
+__device__ inline struct four to_floats(uint32_t codes, const struct row_scales<F> &scales, uint32_t part) {
     struct four four;
-    if (FORMAT != LINEAR_Q8_0 && upper)
-        word >>= 4;
     for (int i = 0; i < 4; i++) {
-        int q = (int8_t)(word >> (8 * i));
-        if (FORMAT == LINEAR_Q4_0)
-            q = ((q & 15) ^ 8) - 8;
-        else if (FORMAT == LINEAR_Q4_1)
-            q &= 15;
-        four.value[i] = FORMAT == LINEAR_Q4_1 ? fmaf(d, (float)q, m) : d * (float)q;
+        const float code = (float)(signed char)(codes >> (8 * i));
+        four.value[i] = F::MINIMA ? fmaf(scales.d[part], code, scales.m[part]) : scales.d[part] * code;
     }
     return four;
 }
 
-/* Of a row of a packed block. */
-template <int FORMAT> __device__ inline float load_d(const char *block, uint32_t row) {
-    return half_at(block + (FORMAT == LINEAR_Q8_0 ? 1024 : 512) + row * 2);
-}
-
-template <int FORMAT> __device__ inline float load_m(const char *block, uint32_t row) {
-    return FORMAT == LINEAR_Q4_1 ? half_at(block + 512 + 64 + row * 2) : 0;
-}
-
-/* Words of columns 4 t .. and 16 + 4 t .. of a row (Q4: the same one). */
-template <int FORMAT> __device__ inline uint2 load_words(const char *block, uint32_t row, uint32_t t) {
-    if (FORMAT == LINEAR_Q8_0)
-        return *(const uint2 *)(block + row * 32 + t * 8);
-    uint32_t word = *(const uint32_t *)(block + row * 16 + t * 4);
-    return make_uint2(word, word);
-}
-
 __device__ inline uint32_t to_half_in_range(float value) {
     return to_half(fminf(fmaxf(value, -65504.0f), 65504.0f), false);
+}
+
+__device__ inline void store_floats(const struct four &four, float *to) {
+    *(float4 *)to = make_float4(four.value[0], four.value[1], four.value[2], four.value[3]);
+}
+
+/* The head before a step. */
+template <class F> __device__ inline const unsigned char *head_of(const unsigned char *strip, uint32_t step) {
+    return strip + block_step_at<F>(step / LINEAR_SUPER_STEPS * LINEAR_SUPER_STEPS) - F::HEAD;
 }
 
 __device__ inline void store_halves(const struct four &four, uint16_t *to) {
@@ -180,21 +196,23 @@ __device__ inline void store_halves(const struct four &four, uint16_t *to) {
 }
 
 /* A thread block a strip and four blocks of columns, one a warp: lane 4 g + t takes columns of rows g, g + 8, ... */
-template <int FORMAT>
+template <class F>
 __global__ void __launch_bounds__(THREADS)
-    linear_dequantise_strips(const char *data, size_t strip_bytes, uint32_t step_bytes, uint32_t steps, uint16_t *out) {
+    linear_dequantise_strips(const char *data, size_t strip_bytes, uint32_t steps, uint16_t *out) {
     const uint32_t step = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (step >= steps)
         return;
-    const char *block = data + blockIdx.y * strip_bytes + (size_t)step * step_bytes;
-    const float d_lane = load_d<FORMAT>(block, lane), m_lane = load_m<FORMAT>(block, lane);
-    for (uint32_t row = lane / 4; row < LINEAR_STRIP; row += 8) {
-        const float d = __shfl_sync(ALL, d_lane, row);
-        const float m = FORMAT == LINEAR_Q4_1 ? __shfl_sync(ALL, m_lane, row) : 0;
-        const uint2 words = load_words<FORMAT>(block, row, lane % 4);
+    const unsigned char *strip = (const unsigned char *)data + blockIdx.y * strip_bytes;
+    const unsigned char *codes = strip + block_step_at<F>(step);
+    const struct row_scales<F> own = load_row_scales<F>(codes, head_of<F>(strip, step), lane); /* each lane a row's */
+    for (uint32_t tile = 0; tile < LINEAR_STRIP / 8; tile++) {
+        const uint32_t row = tile * 8 + lane / 4;
+        const struct row_scales<F> scales = take_row_scales<F>(own, row);
+        uint32_t b[2];
+        block_load_codes<F>(codes, tile, lane, b);
         uint16_t *to = out + ((size_t)blockIdx.y * LINEAR_STRIP + row) * steps * LINEAR_BLOCK + step * LINEAR_BLOCK;
-        store_halves(unpack<FORMAT>(words.x, false, d, m), to + lane % 4 * 4);
-        store_halves(unpack<FORMAT>(words.y, true, d, m), to + 16 + lane % 4 * 4);
+        store_halves(to_floats<F>(b[0], scales, 0), to + lane % 4 * 4);
+        store_halves(to_floats<F>(b[1], scales, F::PARTS - 1), to + 16 + lane % 4 * 4);
     }
 }
 
@@ -203,25 +221,27 @@ __device__ __forceinline__ void zero_row(uint32_t columns, float *out) {
         out[column] = 0;
 }
 
-/* A thread block a token; zeros for one that is no row. */
-template <int FORMAT>
-__global__ void __launch_bounds__(THREADS) linear_embed_blocks(const char *data, uint32_t weight_rows,
-    size_t strip_bytes, uint32_t step_bytes, uint32_t columns, const int32_t *tokens, float *out) {
+/* A thread block a token; zeros for one that is no row. A thread takes what a lane of a product does. */
+template <class F>
+__global__ void __launch_bounds__(THREADS) linear_embed_blocks(
+    const char *data, uint32_t weight_rows, size_t strip_bytes, uint32_t columns, const int32_t *tokens, float *out) {
     const uint32_t token = (uint32_t)tokens[blockIdx.x];
+    out += (size_t)blockIdx.x * columns;
     if (token >= weight_rows) {
-        zero_row(columns, out + (size_t)blockIdx.x * columns);
+        zero_row(columns, out);
         return;
     }
-    const char *strip = data + token / LINEAR_STRIP * strip_bytes;
-    for (uint32_t column = threadIdx.x * 4; column < columns; column += THREADS * 4) {
-        const char *block = strip + (size_t)(column / LINEAR_BLOCK) * step_bytes;
-        const uint32_t row = token % LINEAR_STRIP;
-        const bool upper = column / 16 % 2 != 0;
-        const uint2 words = load_words<FORMAT>(block, row, column / 4 % 4);
-        const struct four four =
-            unpack<FORMAT>(upper ? words.y : words.x, upper, load_d<FORMAT>(block, row), load_m<FORMAT>(block, row));
-        *(float4 *)(out + (size_t)blockIdx.x * columns + column) =
-            make_float4(four.value[0], four.value[1], four.value[2], four.value[3]);
+    const unsigned char *strip = (const unsigned char *)data + token / LINEAR_STRIP * strip_bytes;
+    const uint32_t row = token % LINEAR_STRIP;
+    for (uint32_t i = threadIdx.x; i < columns / LINEAR_BLOCK * 4; i += THREADS) {
+        const uint32_t step = i / 4, t = i % 4;
+        const unsigned char *codes = strip + block_step_at<F>(step);
+        const struct row_scales<F> scales = load_row_scales<F>(codes, head_of<F>(strip, step), row);
+        uint32_t b[2];
+        block_load_codes<F>(codes, row / 8, row % 8 * 4 + t, b);
+        float *to = out + step * LINEAR_BLOCK + t * 4;
+        store_floats(to_floats<F>(b[0], scales, 0), to);
+        store_floats(to_floats<F>(b[1], scales, F::PARTS - 1), to + 16);
     }
 }
 
@@ -250,18 +270,20 @@ uint32_t divide_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
 }
 
-uint32_t step_bytes_of(enum linear_format format) {
-    return format == LINEAR_Q8_0 ? 1088 : format == LINEAR_Q4_0 ? 576 : 640;
-}
-
 template <int FORMAT>
 void embed(const struct backend_weight *weight, const int32_t *tokens, uint32_t rows, float *out, cudaStream_t stream) {
-    if (FORMAT == LINEAR_F32 || FORMAT == LINEAR_F16 || FORMAT == LINEAR_BF16)
+    if (FORMAT < LINEAR_Q8_0)
         KERNEL_LAUNCH(linear_embed_values<FORMAT>, rows, THREADS, 0, stream, weight->data, weight->rows, weight->pitch,
             weight->columns, tokens, out);
     else
-        KERNEL_LAUNCH(linear_embed_blocks<FORMAT>, rows, THREADS, 0, stream, weight->data, weight->rows,
-            weight->strip_bytes, step_bytes_of(weight->format), weight->columns, tokens, out);
+        KERNEL_LAUNCH(linear_embed_blocks<block_format<FORMAT>>, rows, THREADS, 0, stream, weight->data, weight->rows,
+            weight->strip_bytes, weight->columns, tokens, out);
+}
+
+template <int FORMAT>
+void dequantise(const char *data, size_t strip_bytes, dim3 grid, uint32_t steps, uint16_t *out, cudaStream_t stream) {
+    KERNEL_LAUNCH(
+        linear_dequantise_strips<block_format<FORMAT>>, grid, THREADS, 0, stream, data, strip_bytes, steps, out);
 }
 
 } // namespace
@@ -291,32 +313,21 @@ void launch_linear_scale_rows(float *out, uint32_t rows, uint32_t columns, uint3
 
 void launch_linear_dequantise(enum linear_format format, const char *data, size_t strip_bytes, uint32_t first,
     uint32_t count, uint32_t columns, uint16_t *out, cudaStream_t stream) {
-    const uint32_t steps = columns / LINEAR_BLOCK, step_bytes = step_bytes_of(format);
-    const dim3 grid(divide_up(steps, 4), count);
-    data += first * strip_bytes;
-    if (format == LINEAR_Q8_0)
-        KERNEL_LAUNCH(
-            linear_dequantise_strips<LINEAR_Q8_0>, grid, THREADS, 0, stream, data, strip_bytes, step_bytes, steps, out);
-    else if (format == LINEAR_Q4_0)
-        KERNEL_LAUNCH(
-            linear_dequantise_strips<LINEAR_Q4_0>, grid, THREADS, 0, stream, data, strip_bytes, step_bytes, steps, out);
-    else
-        KERNEL_LAUNCH(
-            linear_dequantise_strips<LINEAR_Q4_1>, grid, THREADS, 0, stream, data, strip_bytes, step_bytes, steps, out);
+    static void (*const of_format[LINEAR_FORMATS])(const char *, size_t, dim3, uint32_t, uint16_t *, cudaStream_t) = {
+        NULL, NULL, NULL, dequantise<LINEAR_Q8_0>, dequantise<LINEAR_Q4_0>, dequantise<LINEAR_Q4_1>,
+        dequantise<LINEAR_Q5_0>, dequantise<LINEAR_Q5_1>, dequantise<LINEAR_IQ4_NL>, dequantise<LINEAR_MXFP4>,
+        dequantise<LINEAR_Q2_K>, dequantise<LINEAR_Q3_K>, dequantise<LINEAR_Q4_K>, dequantise<LINEAR_Q5_K>,
+        dequantise<LINEAR_Q6_K>};
+    const uint32_t steps = columns / LINEAR_BLOCK;
+    of_format[format](data + first * strip_bytes, strip_bytes, dim3(divide_up(steps, 4), count), steps, out, stream);
 }
 
 void launch_linear_embed(
     const struct backend_weight *weight, const int32_t *tokens, uint32_t rows, float *out, cudaStream_t stream) {
-    if (weight->format == LINEAR_F32)
-        embed<LINEAR_F32>(weight, tokens, rows, out, stream);
-    else if (weight->format == LINEAR_F16)
-        embed<LINEAR_F16>(weight, tokens, rows, out, stream);
-    else if (weight->format == LINEAR_BF16)
-        embed<LINEAR_BF16>(weight, tokens, rows, out, stream);
-    else if (weight->format == LINEAR_Q8_0)
-        embed<LINEAR_Q8_0>(weight, tokens, rows, out, stream);
-    else if (weight->format == LINEAR_Q4_0)
-        embed<LINEAR_Q4_0>(weight, tokens, rows, out, stream);
-    else
-        embed<LINEAR_Q4_1>(weight, tokens, rows, out, stream);
+    static void (*const of_format[LINEAR_FORMATS])(
+        const struct backend_weight *, const int32_t *, uint32_t, float *, cudaStream_t) = {embed<LINEAR_F32>,
+        embed<LINEAR_F16>, embed<LINEAR_BF16>, embed<LINEAR_Q8_0>, embed<LINEAR_Q4_0>, embed<LINEAR_Q4_1>,
+        embed<LINEAR_Q5_0>, embed<LINEAR_Q5_1>, embed<LINEAR_IQ4_NL>, embed<LINEAR_MXFP4>, embed<LINEAR_Q2_K>,
+        embed<LINEAR_Q3_K>, embed<LINEAR_Q4_K>, embed<LINEAR_Q5_K>, embed<LINEAR_Q6_K>};
+    of_format[weight->format](weight, tokens, rows, out, stream);
 }

@@ -174,7 +174,7 @@ size_t score_expect_floats(uint32_t slots, uint32_t group, uint32_t dim);
 
 /* ---- score_matrix.cu ---- */
 
-/* A matrix of a model file on the device; data 16-byte aligned. */
+/* A matrix on the device, of F32, F16 or BF16; data 16-byte aligned. */
 struct cuda_score_tensor {
     uint32_t type; /* enum tensor_type */
     uint32_t rows, columns;
@@ -184,7 +184,7 @@ struct cuda_score_tensor {
 
 /* dense [columns][rows, padded]; halves: the same as f16, of a matrix of TENSOR_F16. */
 void launch_score_turn_halves(const struct cuda_score_tensor *tensor, uint16_t *halves, cudaStream_t stream);
-void launch_score_dequantise(const struct cuda_score_tensor *tensor, float *dense, cudaStream_t stream);
+void launch_score_turn(const struct cuda_score_tensor *tensor, float *dense, cudaStream_t stream);
 /* squares [count][d][d] of pairs [count][2] (device) of heads; rows: D. At most 65535 pairs. */
 void launch_score_pairs(const float *dense, uint32_t rows, uint32_t dim, const uint32_t *pairs, uint32_t count,
     double *squares, cudaStream_t stream);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/score_state.h"
+#include "engine/block.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -82,18 +83,35 @@ static int matrices_resize(
     return 0;
 }
 
-/* The tensor's bytes in scratch, row after row. */
+/* A row at a time, so that the memory for it is small. Uploads wait until their bytes are taken. */
+static int upload_floats(struct matrix_job *job, float *floats) {
+    const struct tensor *output = job->output;
+    float *row = malloc(output->columns * sizeof *row);
+    if (row == NULL)
+        return ERROR_MEMORY;
+    for (uint32_t r = 0; r < output->rows; r++) {
+        tensor_dequantise_row(output, r, row);
+        cuda_upload_bytes(job->cuda, floats + (size_t)r * output->columns, row, output->columns * sizeof *row);
+    }
+    free(row);
+    return 0;
+}
+
+/* The tensor in scratch, row after row: as the file has it, or, of block formats, as floats. */
 static int upload_tensor(struct matrix_job *job, struct cuda_score_tensor *out) {
     const struct tensor *output = job->output;
-    size_t row_bytes = tensor_row_bytes(output->type, output->columns);
+    enum tensor_type type = block_format_find(output->type) == NULL ? output->type : TENSOR_F32;
+    size_t row_bytes = tensor_row_bytes(type, output->columns);
     char *bytes = cuda_scratch_reserve(job->cuda, &job->state->tensor, output->rows * row_bytes);
     if (bytes == NULL)
         return ERROR_MEMORY;
+    *out = (struct cuda_score_tensor){type, output->rows, output->columns, row_bytes, bytes};
+    if (type != output->type)
+        return upload_floats(job, (float *)bytes);
     if (output->stride == 0)
         cuda_upload_bytes(job->cuda, bytes, output->data, output->rows * row_bytes);
     for (uint32_t row = 0; output->stride != 0 && row < output->rows; row++)
         cuda_upload_bytes(job->cuda, bytes + row * row_bytes, tensor_row(output, row), row_bytes);
-    *out = (struct cuda_score_tensor){output->type, output->rows, output->columns, row_bytes, bytes};
     return 0;
 }
 
@@ -103,7 +121,7 @@ static int make_floats(struct matrix_job *job, const struct cuda_score_tensor *t
     float *dense = cuda_scratch_reserve(job->cuda, &job->state->dense, floats * sizeof *dense);
     if (dense == NULL)
         return ERROR_MEMORY;
-    launch_score_dequantise(tensor, dense, job->cuda->stream);
+    launch_score_turn(tensor, dense, job->cuda->stream);
     job->dense = dense;
     return 0;
 }
@@ -119,7 +137,7 @@ static int keep_dense(struct matrix_job *job, const struct cuda_score_tensor *te
     if (halves)
         launch_score_turn_halves(tensor, (uint16_t *)dense, job->cuda->stream);
     else
-        launch_score_dequantise(tensor, dense, job->cuda->stream);
+        launch_score_turn(tensor, dense, job->cuda->stream);
     job->matrix->dense = dense;
     job->matrix->dense_halves = halves;
     return 0;

@@ -6,40 +6,16 @@
 #include "cuda/score_device.h"
 #include "engine/tensor.h"
 
-enum { MATRIX_THREADS = 256, TURN_TILE = 32, PAIR_TILE = 64, PAIR_SLICE = 16, FACTOR_THREADS = 256 };
+enum { MATRIX_THREADS = 256, TURN_TILE = 32, PAIR_TILE = 64, PAIR_SLICE = 16, PAIR_STRIDE = 66, FACTOR_THREADS = 256 };
 
-/* ---- dequantisation ---- */
+/* ---- turning ---- */
 
-SCORE_INLINE uint32_t bytes_2(const unsigned char *from) { /* blocks are 2-byte aligned */
-    return *(const unsigned short *)from;
-}
-
-/* Value `column` of a row in the format of a model file (engine/tensor.h). */
+/* Value `column` of a row of F32, F16 or BF16. */
 SCORE_INLINE float tensor_value(uint32_t type, const unsigned char *row, uint32_t column) {
-    uint32_t block = column / 32, i = column % 32;
-    const unsigned char *at;
-    float d, m = 0;
-    switch (type) {
-    case TENSOR_F32:
+    if (type == TENSOR_F32)
         return ((const float *)row)[column];
-    case TENSOR_F16:
-        return half_number((uint16_t)bytes_2(row + (size_t)column * 2));
-    case TENSOR_BF16:
-        return bfloat_number((uint16_t)bytes_2(row + (size_t)column * 2));
-    case TENSOR_Q8_0:
-        at = row + (size_t)block * 34;
-        return half_number((uint16_t)bytes_2(at)) * (float)(signed char)at[2 + i];
-    case TENSOR_Q4_1:
-        at = row + (size_t)block * 20;
-        m = half_number((uint16_t)bytes_2(at + 2));
-        at += 2;
-        d = half_number((uint16_t)bytes_2(at - 2));
-        return d * (float)(at[2 + i % 16] >> (i / 16 * 4) & 15) + m;
-    default: /* Q4_0 */
-        at = row + (size_t)block * 18;
-        d = half_number((uint16_t)bytes_2(at));
-        return d * (float)((int)(at[2 + i % 16] >> (i / 16 * 4) & 15) - 8);
-    }
+    uint16_t half = ((const unsigned short *)row)[column];
+    return type == TENSOR_F16 ? half_number(half) : bfloat_number(half);
 }
 
 SCORE_INLINE void put(float *to, float value) {
@@ -52,7 +28,7 @@ SCORE_INLINE void put(uint16_t *to, float value) { /* a number of f16: nothing i
 
 /* dense [columns][stride] = the matrix turned, zeros from `rows` on. */
 template <typename number>
-static __global__ void __launch_bounds__(MATRIX_THREADS) score_dequantise(uint32_t type, const unsigned char *tensor,
+static __global__ void __launch_bounds__(MATRIX_THREADS) score_turn(uint32_t type, const unsigned char *tensor,
     size_t row_bytes, uint32_t rows, uint32_t columns, number *dense, uint32_t stride) {
     KERNEL_SHARED(float, tile); /* [TURN_TILE][TURN_TILE + 1] */
     uint32_t first_row = blockIdx.x * TURN_TILE, first_column = blockIdx.y * TURN_TILE;
@@ -73,12 +49,12 @@ template <typename number>
 static void launch_turned(const struct cuda_score_tensor *tensor, number *dense, cudaStream_t stream) {
     uint32_t stride = (tensor->rows + SCORE_ROWS - 1) / SCORE_ROWS * SCORE_ROWS;
     dim3 grid(stride / TURN_TILE, (tensor->columns + TURN_TILE - 1) / TURN_TILE);
-    KERNEL_LAUNCH(score_dequantise<number>, grid, dim3(MATRIX_THREADS), TURN_TILE * (TURN_TILE + 1) * sizeof(float),
-        stream, tensor->type, (const unsigned char *)tensor->data, tensor->row_bytes, tensor->rows, tensor->columns,
-        dense, stride);
+    KERNEL_LAUNCH(score_turn<number>, grid, dim3(MATRIX_THREADS), TURN_TILE * (TURN_TILE + 1) * sizeof(float), stream,
+        tensor->type, (const unsigned char *)tensor->data, tensor->row_bytes, tensor->rows, tensor->columns, dense,
+        stride);
 }
 
-void launch_score_dequantise(const struct cuda_score_tensor *tensor, float *dense, cudaStream_t stream) {
+void launch_score_turn(const struct cuda_score_tensor *tensor, float *dense, cudaStream_t stream) {
     launch_turned(tensor, dense, stream);
 }
 
@@ -88,26 +64,28 @@ void launch_score_turn_halves(const struct cuda_score_tensor *tensor, uint16_t *
 
 /* ---- products of pairs of heads ---- */
 
-/* Four numbers of a row of a head's part of dense, from n on, into column `row` of a slice [PAIR_SLICE][68]. */
+/* Four numbers of a row of a head's part of dense, from n on, into column `row` of a slice [PAIR_SLICE][PAIR_STRIDE].
+ */
 SCORE_INLINE void slice_load(
     const float *dense, uint32_t stride, uint32_t channel, uint32_t dim, uint32_t first, float *slice) {
     uint32_t row = threadIdx.x / 4, n = threadIdx.x % 4 * 4;
     float4 four = make_float4(0, 0, 0, 0);
     if (channel + row < dim)
         four = *(const float4 *)(dense + (size_t)(channel + row) * stride + first + n);
-    slice[n * 68 + row] = four.x;
-    slice[(n + 1) * 68 + row] = four.y;
-    slice[(n + 2) * 68 + row] = four.z;
-    slice[(n + 3) * 68 + row] = four.w;
+    slice[n * PAIR_STRIDE + row] = four.x;
+    slice[(n + 1) * PAIR_STRIDE + row] = four.y;
+    slice[(n + 2) * PAIR_STRIDE + row] = four.z;
+    slice[(n + 3) * PAIR_STRIDE + row] = four.w;
 }
 
-/* squares [pair][d][d]: W_h W_g^T of the pairs (h, g), element (i, j) of channels i of h and j of g. */
+/* squares [pair][d][d]: W_h W_g^T of the pairs (h, g), element (i, j) of channels i of h and j of g. A thread has four
+ * rows and every 16th column, so that lanes write side by side. */
 static __global__ void __launch_bounds__(MATRIX_THREADS)
     score_pairs(const float *dense, uint32_t stride, uint32_t dim, const uint32_t *pairs, double *squares) {
-    KERNEL_SHARED(float, slices); /* [2][PAIR_SLICE][68] */
-    float *of_h = slices, *of_g = slices + PAIR_SLICE * 68;
+    KERNEL_SHARED(float, slices); /* [2][PAIR_SLICE][PAIR_STRIDE] */
+    float *of_h = slices, *of_g = slices + PAIR_SLICE * PAIR_STRIDE;
     uint32_t h = pairs[2 * blockIdx.z], g = pairs[2 * blockIdx.z + 1], i0 = blockIdx.x * PAIR_TILE,
-             j0 = blockIdx.y * PAIR_TILE, ti = threadIdx.x / 16 * 4, tj = threadIdx.x % 16 * 4;
+             j0 = blockIdx.y * PAIR_TILE, ti = threadIdx.x / 16 * 4, tj = threadIdx.x % 16;
     double sums[4][4] = {{0}};
     for (uint32_t first = 0; first < stride; first += PAIR_SLICE) {
         __syncthreads();
@@ -116,8 +94,9 @@ static __global__ void __launch_bounds__(MATRIX_THREADS)
         __syncthreads();
 #pragma unroll 4
         for (uint32_t n = 0; n < PAIR_SLICE; n++) {
-            float4 a = *(const float4 *)(of_h + n * 68 + ti), b = *(const float4 *)(of_g + n * 68 + tj);
-            const double x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+            const float2 *a = (const float2 *)(of_h + n * PAIR_STRIDE + ti);
+            const float *b = of_g + n * PAIR_STRIDE + tj;
+            const double x[4] = {a[0].x, a[0].y, a[1].x, a[1].y}, y[4] = {b[0], b[16], b[32], b[48]};
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -130,15 +109,15 @@ static __global__ void __launch_bounds__(MATRIX_THREADS)
     for (uint32_t i = 0; i < 4; i++)
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++)
-            if (i0 + ti + i < dim && j0 + tj + j < dim)
-                square[(size_t)(i0 + ti + i) * dim + j0 + tj + j] = sums[i][j];
+            if (i0 + ti + i < dim && j0 + tj + 16 * j < dim)
+                square[(size_t)(i0 + ti + i) * dim + j0 + tj + 16 * j] = sums[i][j];
 }
 
 void launch_score_pairs(const float *dense, uint32_t rows, uint32_t dim, const uint32_t *pairs, uint32_t count,
     double *squares, cudaStream_t stream) {
     uint32_t tiles = (dim + PAIR_TILE - 1) / PAIR_TILE, stride = (rows + SCORE_ROWS - 1) / SCORE_ROWS * SCORE_ROWS;
-    KERNEL_LAUNCH(score_pairs, dim3(tiles, tiles, count), dim3(MATRIX_THREADS), 2 * PAIR_SLICE * 68 * sizeof(float),
-        stream, dense, stride, dim, pairs, squares);
+    KERNEL_LAUNCH(score_pairs, dim3(tiles, tiles, count), dim3(MATRIX_THREADS),
+        2 * PAIR_SLICE * PAIR_STRIDE * sizeof(float), stream, dense, stride, dim, pairs, squares);
 }
 
 /* ---- factors ---- */
@@ -148,18 +127,18 @@ void launch_score_pairs(const float *dense, uint32_t rows, uint32_t dim, const u
  * nothing. */
 static __global__ void __launch_bounds__(FACTOR_THREADS)
     score_factor(double *squares, uint32_t dim, float *factors, uint32_t stride) {
-    KERNEL_SHARED(double, whole); /* [d] pivots before anything was taken off */
-    double *square = squares + (size_t)blockIdx.x * dim * dim;
+    KERNEL_SHARED(double, whole); /* [d] pivots before anything was taken off; then [d] the row of the step */
+    double *square = squares + (size_t)blockIdx.x * dim * dim, *row = whole + dim;
     factors += (size_t)blockIdx.x * dim * stride;
     for (uint32_t i = threadIdx.x; i < dim; i += FACTOR_THREADS)
         whole[i] = square[(size_t)i * dim + i];
     __syncthreads();
     for (uint32_t j = dim; j-- > 0;) {
-        double *row = square + (size_t)j * dim, pivot = row[j];
+        const double *from = square + (size_t)j * dim, pivot = from[j];
         double root = pivot > whole[j] * 1e-11 ? sqrt(pivot) : 0;
         __syncthreads();
         for (uint32_t i = threadIdx.x; i <= j; i += FACTOR_THREADS) {
-            double value = i == j ? root : root > 0 ? row[i] / root : 0;
+            double value = i == j ? root : root > 0 ? from[i] / root : 0;
             row[i] = value;
             factors[(size_t)i * stride + j] = (float)value;
         }
@@ -181,8 +160,8 @@ static __global__ void __launch_bounds__(FACTOR_THREADS)
 
 void launch_score_factor(double *squares, uint32_t count, uint32_t dim, float *factors, cudaStream_t stream) {
     uint32_t stride = (dim + SCORE_ROWS - 1) / SCORE_ROWS * SCORE_ROWS;
-    KERNEL_LAUNCH(
-        score_factor, dim3(count), dim3(FACTOR_THREADS), dim * sizeof(double), stream, squares, dim, factors, stride);
+    KERNEL_LAUNCH(score_factor, dim3(count), dim3(FACTOR_THREADS), 2 * dim * sizeof(double), stream, squares, dim,
+        factors, stride);
 }
 
 /* ---- grams ---- */

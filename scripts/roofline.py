@@ -102,7 +102,7 @@ class Kernel:
 
 
 def blocks_kernel(tokens, upper, tiles, blocks, stages, registers):
-    """linear_multiply_blocks of Q4_0 (cuda/linear_blocks.cu): a stage is `blocks` of 576 bytes of weights and, of each
+    """linear_multiply_blocks of Q4_0 (cuda/linear_blocks.cuh): a stage is `blocks` of 576 bytes of weights and, of each
     token, 32 bytes and 8 of scales."""
     stage = blocks * (576 + 40 * tokens)
     return Kernel(128, stages * stage, (stages - 1) * blocks * 576, 2,
@@ -502,8 +502,8 @@ def markdown(found):
     d, a = found["device"], found["assumed"]
     return f"""Mistral-7B on one {d['title']}: {d['bandwidth'] / 1e9:.0f} GB/s, {d['half'] / 1e12:.0f} TFLOP/s dense f16 with float32 sums,
 {d['int8'] / 1e12:.0f} Tops int8, {d['fp32'] / 1e12:.1f} TFLOP/s float32, {d['link'] / 1e9:.1f} GB/s from the host ({d['source']}).
-f16 cache; 25 %: h2o with its statistics, pruned at each step. All matrices of a model in one format. Q4_K: its 4.5 bits a
-weight, computed as Q4_0, which has as many; the CUDA backend takes Q4_0 and Q4_1 so far, not Q4_K.
+f16 cache; 25 %: h2o with its statistics, pruned at each step. All matrices of a model in one format. Q4_K: computed as Q4_0,
+whose stages have as many bytes.
 Expected: {100 * a['memory_share']:.0f} % of the bandwidth for long reads, {1e6 * a['latency_s']:.1f} us a memory access (so that \
 {found['needed_under_way_bytes'] / 1024:.1f} KiB must be under way a
 multiprocessor), {1e6 * a['cache_latency_s']:.2f} us one of the second-level cache, {1e6 * a['gap_s']:.1f} us between kernels, {1e6 * a['graph_gap_s']:.1f} us within a

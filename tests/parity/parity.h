@@ -73,6 +73,9 @@ struct parity {
     uint32_t cases_seen; /* of all families, chosen or not */
 };
 
+/* Whether the environment asks for what takes long (DISTILLCACHE_TEST_FULL=1). */
+bool parity_is_full(void);
+
 /* Ends a case before its first check, with a line that says why; its other rounds are left out. */
 void parity_skip(struct parity *parity, const char *why);
 

@@ -7,6 +7,15 @@ const struct product_kind product_kinds[PRODUCT_KINDS] = {
     {TENSOR_Q8_0, false, "q8_0"},
     {TENSOR_Q4_0, false, "q4_0"},
     {TENSOR_Q4_1, false, "q4_1"},
+    {TENSOR_Q5_0, false, "q5_0"},
+    {TENSOR_Q5_1, false, "q5_1"},
+    {TENSOR_IQ4_NL, false, "iq4_nl"},
+    {TENSOR_MXFP4, false, "mxfp4"},
+    {TENSOR_Q2_K, false, "q2_k"},
+    {TENSOR_Q3_K, false, "q3_k"},
+    {TENSOR_Q4_K, false, "q4_k"},
+    {TENSOR_Q5_K, false, "q5_k"},
+    {TENSOR_Q6_K, false, "q6_k"},
     {TENSOR_F16, false, "f16"},
     {TENSOR_BF16, false, "bf16"},
     {TENSOR_F32, true, "f32"},
@@ -17,6 +26,9 @@ struct product product_create(struct parity *parity, const struct product_kind *
     struct product p = {.kind = kind, .weight_rows = weight_rows, .columns = columns, .rows = rows, .add = add};
     struct error error = {.message = ""};
     size_t count = (size_t)rows * weight_rows;
+    uint32_t values = tensor_format_find(kind->type)->block_values;
+    if (values > 32)
+        p.columns = columns = (columns + values - 1) / values * values;
     parity_fill_tensor(parity, &p.tensor, kind->type, weight_rows, columns);
     p.x = parity_host((size_t)rows * columns * sizeof *p.x);
     p.before = parity_host(count * sizeof *p.before);

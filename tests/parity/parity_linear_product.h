@@ -14,7 +14,7 @@ struct product_kind {
     bool exact;
     const char *name;
 };
-enum { PRODUCT_BLOCK_KINDS = 3, PRODUCT_F16 = 3, PRODUCT_KINDS = 6 };
+enum { PRODUCT_BLOCK_KINDS = 12, PRODUCT_F16 = PRODUCT_BLOCK_KINDS, PRODUCT_KINDS = 15 };
 extern const struct product_kind product_kinds[PRODUCT_KINDS];
 
 struct product {
@@ -28,6 +28,7 @@ struct product {
     float *got;    /* the case's own, freed with the product; NULL at first */
 };
 
+/* columns are rounded up to whole blocks. */
 struct product product_create(struct parity *parity, const struct product_kind *kind, uint32_t weight_rows,
     uint32_t columns, uint32_t rows, bool add);
 void product_free(struct parity *parity, struct product *product);

@@ -4,6 +4,7 @@
  */
 #include "tests/parity/parity_traffic.h"
 
+#include "cuda/preference.h"
 #include "cuda/score.h"
 #include "policy/network.h"
 
@@ -169,6 +170,20 @@ static void score_one(struct parity *parity, struct scene *scene, enum score_sta
 /* A position, a score, and the slot's part of a page number. */
 static const double position = sizeof(int32_t), number = sizeof(float), page = sizeof(uint32_t) / 16.0;
 
+/* Probabilities of the window's queries, of slots that are not protected. */
+static void check_preference(struct parity *parity, struct scene *scene) {
+    double units = scene->layers * scene->kv_heads, parts = scene->kv_heads * scene->slots / (double)PREFERENCE_SLOTS;
+    double entropy[UNITS_MAX], variance[UNITS_MAX];
+    traffic_begin(parity);
+    parity->operations->window_preference(parity->backend, &scene->pool, scene->score_layers, scene->layers,
+        scene->kv_heads * scene->group, entropy, variance);
+    traffic_check(parity, "preference_slots_kernel",
+        units * scene->slots * (position + page + WINDOW * scene->group * sizeof(uint16_t)), "%.0f x %u slots", units,
+        scene->slots);
+    traffic_check(parity, "preference_layers_kernel", scene->layers * (parts * sizeof(struct preference) + 32),
+        "%.0f parts", parts);
+}
+
 static void check_stages(struct parity *parity, uint32_t layers, uint32_t kv_heads, uint32_t slots, uint32_t dim) {
     struct scene scene;
     scene_create(parity, &scene, layers, kv_heads, 2, slots, dim);
@@ -193,6 +208,10 @@ static void check_stages(struct parity *parity, uint32_t layers, uint32_t kv_hea
     CHECK("score_keys", key + each, "key norm");
     score_one(parity, &scene, STAGE_KEY_DIFFERENCE, 0, 0);
     CHECK("score_directions", key + position + page, "directions");
+    double chunks = (slots + SCORE_KEYS_CHUNK - 1) / SCORE_KEYS_CHUNK;
+    traffic_check(parity, "score_anchor",
+        units * ((chunks + 1) * dim * number + (double)sizeof(struct cuda_score_unit)), "%.0f chunks, d=%u", chunks,
+        dim);
     CHECK("score_keys", key + each, "key difference");
     score_one(parity, &scene, STAGE_TIMES_VALUE_NORM, 0, 0);
     CHECK("score_value_norms", key + each + number, "value norms");
@@ -206,6 +225,7 @@ static void check_stages(struct parity *parity, uint32_t layers, uint32_t kv_hea
         scores[i] = scene.heads[i].scores;
         scene.heads[i].scores = NULL;
     }
+    check_preference(parity, &scene);
     const struct score_stage alone[] = {{STAGE_SUM, 0, 0}, {STAGE_PROTECT, 0, 0}};
     score(parity, &scene, alone, 2);
     CHECK("score_chain_worst", position + page + sizeof(uint32_t), "worst of sums");
@@ -270,6 +290,21 @@ static double factor_bytes(uint32_t dim, bool triangular) {
     return bytes;
 }
 
+/* What is made of W_o once: its products by pairs of heads (each with itself: factors). Blocks have tiles of 64 by 64
+ * channels. A factor takes a step a channel, in which the triangle that is left is read and written, in shared memory
+ * from any bank on. */
+static void check_products(struct parity *parity, const struct scene *scene, double heads, double pairs) {
+    double dim = scene->dim, width = scene->output.rows, tiles = dim / 64, triangles = 0;
+    for (uint32_t j = 0; j < scene->dim; j++)
+        triangles += j * (j + 1) / 2.0;
+    traffic_check(parity, "score_pairs", pairs * tiles * tiles * (2 * 64 * width * number + 64 * 64 * sizeof(double)),
+        "%.0f pairs, d=%.0f", pairs, dim);
+    /* A factor's numbers are turned: each is written to a sector of its own. */
+    traffic_check_atomics(parity, "score_factor",
+        heads * (2 * triangles * sizeof(double) + dim * (dim + 1) / 2 * (2 * sizeof(double) + 32)), 1.2, "d=%.0f", dim);
+    traffic_check(parity, "score_gram", (pairs - heads) * dim * dim * (sizeof(double) + number), "d=%.0f", dim);
+}
+
 /* What tiles of 64 slots read of matrices is read anew by each: the second-level cache has them. */
 static void check_matrices(struct parity *parity, uint32_t slots, uint32_t dim) {
     struct scene scene;
@@ -288,9 +323,12 @@ static void check_matrices(struct parity *parity, uint32_t slots, uint32_t dim) 
     const struct score_stage norms[] = {{STAGE_WINDOW_SUM, 0, 0}, {STAGE_TIMES_OUTPUT_NORM, 0.1f, 0}};
     score(parity, &scene, norms, 2);
     CHECK("score_output_list", each, "slots without norms");
+    traffic_check(
+        parity, "score_turn", 2 * width * scene.output.columns * number, "%.0f x %u", width, scene.output.columns);
     CHECK("score_output_norms", value + position + page + 2 * number + GROUP * dim * width * number / TILE, "norms");
 
     score_one(parity, &scene, STAGE_LAPROX_HEAD, 0, 0);
+    check_products(parity, &scene, heads, heads + units * GROUP * (GROUP - 1) / 2);
     traffic_check(parity, "score_window_norm",
         scene.layers * (heads * dim * width * number + width / 64 * heads * WINDOW * dim * number), "outputs, d=%u",
         dim);
@@ -368,16 +406,24 @@ static void case_select(struct parity *parity) {
             .budget = scene.slots / KEEP};
     }
     free(host);
-    for (uint32_t scope = SCOPE_HEAD; scope <= SCOPE_MODEL; scope++) {
-        const struct selection selection = {rows, (uint32_t)units, (enum policy_scope)scope, 0.5f};
+    float *shared = scene.heads[0].scores; /* of all rows at last: their slots tie */
+    for (uint32_t scope = SCOPE_HEAD; scope <= SCOPE_MODEL + 1; scope++) {
+        for (uint32_t i = 0; i < units && scope > SCOPE_MODEL; i++)
+            rows[i].scores = shared, rows[i].budget = scene.slots / KEEP + (i == 0); /* of four that tie one stays */
+        const struct selection selection = {
+            rows, (uint32_t)units, scope > SCOPE_MODEL ? SCOPE_MODEL : (enum policy_scope)scope, 0.5f};
         traffic_begin(parity);
         int code = parity->operations->select(parity->backend, &scene.pool, &selection, 1, &error);
         parity_check_true(parity, code == 0, "select: %s", error.message);
         CHECK_ATOMICS("select_rows", each + (scope == SCOPE_HEAD ? bit : 0), 20, "rows");
         if (scope == SCOPE_HEAD)
             continue;
-        /* Scores differ after three digits of 11 bits at most; each also fills and empties counters. */
-        CHECK_ATOMICS("select_digit", 3 * (each + 2.0 * 2048 * number / scene.slots), 20, "digits");
+        /* Scores differ after three digits of 11 bits at most, slots of a row after all six; each also fills and
+         * empties counters. */
+        if (scope > SCOPE_MODEL)
+            CHECK("select_ties", each, "ties");
+        CHECK_ATOMICS(
+            "select_digit", (scope > SCOPE_MODEL ? 6 : 3) * (each + 2.0 * 2048 * number / scene.slots), 20, "digits");
         CHECK("select_keep", each + bit, "bits of slots that stay");
     }
     scene_free(parity, &scene);
