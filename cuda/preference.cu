@@ -54,9 +54,9 @@ static __global__ void __launch_bounds__(32)
     preference_layers_kernel(const struct preference *parts, uint32_t count, struct preference *out) {
     struct preference total = {0, 0};
     for (uint32_t i = threadIdx.x; i < count; i += 32) {
-        struct preference part = parts[(size_t)blockIdx.x * count + i];
-        total.entropy += part.entropy;
-        total.variance += part.variance;
+        double2 part = ((const double2 *)parts)[(size_t)blockIdx.x * count + i];
+        total.entropy += part.x;
+        total.variance += part.y;
     }
     total = {warp_sum(total.entropy), warp_sum(total.variance)};
     if (threadIdx.x == 0)

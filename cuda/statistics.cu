@@ -384,9 +384,9 @@ static __global__ void __launch_bounds__(32)
     uint32_t pieces = (view.slots + STATISTICS_PIECE - 1) / STATISTICS_PIECE;
     float m = -INFINITY, l = 0, keep, add;
     for (uint32_t i = lane; i < pieces; i += 32) {
-        struct attend_piece piece = work.noisy_pieces[row * work.pieces + i];
-        if (piece.l != 0)
-            attend_fold(&m, &l, piece.m, piece.l, &keep, &add);
+        float2 piece = ((const float2 *)work.noisy_pieces)[row * work.pieces + i]; /* m, l */
+        if (piece.y != 0)
+            attend_fold(&m, &l, piece.x, piece.y, &keep, &add);
     }
     for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
         float next_m = __shfl_down_sync(ATTEND_ALL, m, lanes), next_l = __shfl_down_sync(ATTEND_ALL, l, lanes);
@@ -437,8 +437,8 @@ static __global__ void __launch_bounds__(32)
         to->entropy[view.first_slot + range.token + token] = __half_as_ushort(__float2half_rn(mean > 0 ? mean : 0));
 }
 
-/* A block a row and KV head. */
-static __global__ void statistics_outputs_kernel(const struct attend_work work) {
+/* A warp a row and KV head. */
+static __global__ void __launch_bounds__(32) statistics_outputs_kernel(const struct attend_work work) {
     const struct cuda_row row = work.batch.rows[blockIdx.x];
     uint32_t kv_heads = work.batch.pool.layout.kv_heads, view_index = row.item * kv_heads + blockIdx.y;
     const struct kv_statistics *to = &work.batch.statistics[view_index];
@@ -450,7 +450,8 @@ static __global__ void statistics_outputs_kernel(const struct attend_work work) 
     uint32_t numbers = work.heads / kv_heads * work.batch.pool.layout.head_dim;
     const float *from = work.out + ((size_t)(item.first_row + row.token) * kv_heads + blockIdx.y) * numbers;
     float *out = to->outputs + (size_t)((item.position + row.token) % to->window) * numbers;
-    for (uint32_t i = threadIdx.x; i < numbers; i += blockDim.x)
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < numbers; i += 32)
         out[i] = from[i];
 }
 
@@ -495,5 +496,5 @@ extern "C" void statistics_launch_entropy(
 
 extern "C" void statistics_launch_outputs(const struct attend_work *work, cudaStream_t stream) {
     dim3 grid(work->batch.rows_count, work->batch.pool.layout.kv_heads);
-    KERNEL_LAUNCH(statistics_outputs_kernel, grid, dim3(128), 0, stream, *work);
+    KERNEL_LAUNCH(statistics_outputs_kernel, grid, dim3(32), 0, stream, *work);
 }

@@ -2,6 +2,7 @@
  *
  * What the kernels of attention and of its statistics move (cuda/attend.h, cuda/statistics.h).
  */
+#include "cuda/attend.h"
 #include "tests/parity/parity_traffic.h"
 #include "tests/parity/reference_attend.h"
 
@@ -80,6 +81,10 @@ static void cache_add_statistics(struct parity *parity, struct cache *cache, uin
         to->sum = parity_upload(parity, NULL, 2 * to->capacity * sizeof *to->sum);
         to->window_rows = parity_upload(parity, NULL, (size_t)to->window * to->capacity * sizeof *to->window_rows);
         to->window_sum = parity_upload(parity, NULL, to->capacity * sizeof *to->window_sum);
+        to->noisy = parity_upload(parity, NULL, 2 * to->capacity * sizeof *to->noisy);
+        to->entropy = parity_upload(parity, NULL, to->capacity * sizeof *to->entropy);
+        size_t outputs = (size_t)cache->shape->heads / cache->shape->kv_heads * cache->shape->dim;
+        to->outputs = parity_upload(parity, NULL, to->window * outputs * sizeof *to->outputs);
     }
     cache->batch.statistics = cache->statistics;
 }
@@ -89,6 +94,9 @@ static void cache_free(struct parity *parity, struct cache *cache) {
         parity_release(parity, cache->statistics[i].sum);
         parity_release(parity, cache->statistics[i].window_rows);
         parity_release(parity, cache->statistics[i].window_sum);
+        parity_release(parity, cache->statistics[i].noisy);
+        parity_release(parity, cache->statistics[i].entropy);
+        parity_release(parity, cache->statistics[i].outputs);
     }
     parity_release(parity, cache->pool.base);
     parity_release(parity, cache->qkv);
@@ -206,6 +214,24 @@ static void case_prefill_statistics(struct parity *parity) {
     cache_free(parity, &cache);
 }
 
+/* What is put together, or copied, after a decode step: besides, each warp reads what it works for, a sector each. */
+static void case_decode_rest(struct parity *parity) {
+    static const struct shape shape = {KV_F16, 16, 4, 128, 1, 1, {8191}};
+    struct cache cache;
+    cache_create(parity, &shape, &cache);
+    cache_add_statistics(parity, &cache, STATISTIC_NOISY | STATISTIC_ENTROPY | STATISTIC_OUTPUTS);
+    attend(parity, &cache);
+    double pieces = 8192.0 / STATISTICS_PIECE, group = 4, work = 4 * 32;
+    traffic_check(parity, "statistics_noise_kernel",
+        shape.heads * (pieces * sizeof(struct attend_piece) + sizeof(struct attend_total) + work), "%.0f pieces",
+        pieces);
+    traffic_check(parity, "statistics_entropy_kernel", shape.kv_heads * (group * pieces * sizeof(float) + 32 + work),
+        "%.0f pieces", pieces);
+    traffic_check(parity, "statistics_outputs_kernel", shape.kv_heads * (group * shape.dim * 2 * sizeof(float) + work),
+        "%u heads of %u", shape.heads, shape.dim);
+    cache_free(parity, &cache);
+}
+
 static void case_moments(struct parity *parity) {
     static const struct shape shapes[] = {{KV_F16, 9, 3, 64, 1, 1, {500}}, {KV_F16, 4, 1, 128, 1, 64, {10}}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -264,6 +290,7 @@ const struct parity_case parity_traffic_attend_cases[] = {
     {.name = "traffic attend with statistics", .run = case_decode_statistics},
     {.name = "traffic attend prefill", .run = case_prefill},
     {.name = "traffic attend prefill with statistics", .run = case_prefill_statistics},
+    {.name = "traffic attend, what is left", .run = case_decode_rest},
     {.name = "traffic query_moments", .run = case_moments},
     {.name = "traffic summarise", .run = case_summarise},
     {.name = NULL},

@@ -39,6 +39,26 @@ static void case_vectors(struct parity *parity) {
     }
 }
 
+/* Widths that are no multiple of 4, a number at a time; one row, since others begin in the middle of a sector. */
+static void case_odd_vectors(struct parity *parity) {
+    enum { WIDTH = 4098 };
+    const uint32_t wanted = 0;
+    float *x = upload_normal(parity, 2 * WIDTH), *weight = upload_normal(parity, WIDTH);
+    float *out = parity_upload(parity, NULL, WIDTH * sizeof *out);
+    traffic_begin(parity);
+    parity->operations->rms_norm(parity->backend, x, weight, 1e-5f, 1, WIDTH, out);
+    traffic_check(parity, "norm_any", 4.0 * WIDTH * sizeof *x, "1 x %d, read twice", WIDTH);
+    traffic_begin(parity);
+    parity->operations->silu_mul(parity->backend, x, 1, WIDTH, out);
+    traffic_check(parity, "silu_any", 3.0 * WIDTH * sizeof *x, "1 x %d", WIDTH);
+    traffic_begin(parity);
+    parity->operations->gather_rows(parity->backend, x, &wanted, 1, WIDTH, out);
+    traffic_check(parity, "gather_any", 2.0 * WIDTH * sizeof *x, "1 x %d", WIDTH);
+    parity_release(parity, x);
+    parity_release(parity, weight);
+    parity_release(parity, out);
+}
+
 /* A pool whose pages are all one table, in another order. */
 struct pages {
     struct kv_pool pool;
@@ -120,6 +140,16 @@ static void case_pages(struct parity *parity) {
     traffic_begin(parity);
     parity->operations->move_slots(parity->backend, &pages.pool, pages.table, from, to, count);
     traffic_check_once(parity, "move_slots", "%u of %d slots", count, SLOTS);
+    /* Every slot is read after it was written: by way of memory outside of the pages, which has d keys and values and a
+     * position of each. A sector of each channel, the values' row, and the position's. */
+    for (uint32_t i = 0; i < PAGES; i++) {
+        from[i] = (i + 1) % PAGES * KV_PAGE_SLOTS;
+        to[i] = i * KV_PAGE_SLOTS;
+    }
+    traffic_begin(parity);
+    parity->operations->move_slots(parity->backend, &pages.pool, pages.table, from, to, PAGES);
+    double slot = 128 * 32 + 128 * 2 + 32, outside = 2 * 128 * 2 + 4;
+    traffic_check(parity, "move_slots_through", PAGES * 2 * (slot + outside), "a cycle of %d slots", PAGES);
     traffic_begin(parity);
     parity->operations->clear_slots(parity->backend, &pages.pool, pages.table, 0, SLOTS);
     traffic_check_once(parity, "clear_places", "%d slots", SLOTS);
@@ -128,7 +158,7 @@ static void case_pages(struct parity *parity) {
 
 /* All slots of a head: their channels lie in sectors with those of their neighbours. */
 static void case_rotation(struct parity *parity) {
-    enum { COUNT = 512, DIM = 128 };
+    enum { COUNT = 512, DIM = 128, TURNS = 4096 };
     struct pages pages = pages_create(parity, COUNT / KV_PAGE_SLOTS, 1, DIM);
     uint32_t slots[COUNT], to[COUNT];
     float inverse_freq[DIM / 2];
@@ -139,8 +169,11 @@ static void case_rotation(struct parity *parity) {
     struct rope_params rope = {DIM, inverse_freq};
     float *keys = upload_normal(parity, (size_t)COUNT * DIM);
     double row = DIM * sizeof *keys, turns = row, number = DIM * sizeof(uint16_t);
-    /* The first time makes the table of turns. */
+    /* The first time makes the table of turns: each warp writes a part of it, and reads the frequencies of its pairs.
+     */
+    traffic_begin(parity);
     parity->operations->rotate_slots(parity->backend, &pages.pool, &rope, pages.table, slots, keys, to, COUNT);
+    traffic_check(parity, "fill_turns", (double)TURNS * (DIM / 2) * (2 + 1) * sizeof(float), "%d positions", TURNS);
     traffic_begin(parity);
     parity->operations->rotate_slots(parity->backend, &pages.pool, &rope, pages.table, slots, keys, to, COUNT);
     double listed = sizeof(uint64_t) + sizeof(uint32_t);
@@ -227,6 +260,7 @@ static void case_sample(struct parity *parity) {
 
 const struct parity_case parity_traffic_core_cases[] = {
     {.name = "traffic vectors", .run = case_vectors},
+    {.name = "traffic odd vectors", .run = case_odd_vectors},
     {.name = "traffic rope_and_append", .run = case_append},
     {.name = "traffic pages", .run = case_pages},
     {.name = "traffic rotation", .run = case_rotation},
