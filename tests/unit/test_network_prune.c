@@ -160,7 +160,7 @@ static void what_is_kept_depends_on_the_sequence(void **state) {
     const go_on ways[] = {in_small_chunks, beside_others, swapped_at_times, scored_before, after_its_prefix};
     const char *const names[] = {"small chunks", "others beside it", "swaps", "scores asked for", "a prefix"};
     (void)state;
-    for (uint32_t i = 0; i < FILES * CASES; i += chosen_backend_share(1, 4)) {
+    for (uint32_t i = 0; i < FILES * CASES; i += chosen_backend_share(1, 7)) {
         struct engine *engine = open_engine(true, NULL);
         struct stream *expected = open_stream(engine, i / CASES, i % CASES, 5);
         streams_run(&expected, 1, UINT32_MAX);
@@ -179,7 +179,7 @@ static void what_is_kept_depends_on_the_sequence(void **state) {
 
 static void forks_go_the_same_way(void **state) {
     (void)state;
-    for (uint32_t i = 0; i < FILES * CASES; i += chosen_backend_share(1, 3)) {
+    for (uint32_t i = 0; i < FILES * CASES; i += chosen_backend_share(1, 5)) {
         struct engine *engine = open_engine(false, NULL);
         struct stream *stream = open_stream(engine, i / CASES, i % CASES, 5);
         while (stream->done < PROMPT + 13)

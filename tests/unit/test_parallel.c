@@ -379,7 +379,7 @@ static void a_fault_anywhere_ends_in_an_error(void **state) {
     assert_int_equal(all, 2 * (1 + 2 * 2 + 1)); /* embed, two sums a layer, logits */
     assert_int_equal(engine_check(engine, &error), 0);
     pruning_engine_close(engine);
-    for (uint32_t at = 1; at <= all; at += chosen_backend_share(1, 4))
+    for (uint32_t at = 1; at <= all; at += chosen_backend_share(1, 6))
         for (uint32_t rank = 0; rank < 2; rank++) {
             engine = open_ranks(model, 2, true);
             make_faulty(engine, rank, at);

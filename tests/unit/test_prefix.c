@@ -509,7 +509,7 @@ static void random_lives_end_alike(void **state) {
             stream_run(run.expected[kind][text]);
         }
     bool few = SANITIZED || !chosen_backend_is_cpu();
-    uint32_t steps = few ? STEPS / 5 : STEPS, least = few ? 2 : 30;
+    uint32_t steps = chosen_backend_share(SANITIZED ? STEPS / 5 : STEPS, STEPS / 8), least = few ? 2 : 30;
     for (uint32_t i = 0; i < steps; i++) {
         step(&run);
         assert_true(kv_cache_check(engine_kv_cache(run.engine)));

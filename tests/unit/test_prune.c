@@ -28,9 +28,9 @@ enum { CASES = PRUNING_POLICIES };
 
 static const char *const *const policies = pruning_policies;
 
-/* An eighth of them on a device that is emulated. */
+/* Two of them on a device that is emulated. */
 static uint32_t cases(void) {
-    return chosen_backend_share(CASES, CASES / 8);
+    return chosen_backend_share(CASES, 2);
 }
 
 static const char *case_policy(uint32_t i) {
@@ -73,7 +73,7 @@ static void a_budget_that_is_not_exceeded_changes_nothing(void **state) {
     tiny_folder_create(folder);
     pruning_ship_networks(fixture.engine, folder);
     struct stream *full = run_stream(fixture.engine, NULL, 1);
-    for (uint32_t i = 0; i < policy_count(); i += chosen_backend_share(1, 5)) {
+    for (uint32_t i = 0; i < policy_count(); i += chosen_backend_share(1, 9)) {
         char text[128];
         snprintf(text, sizeof text, "%s,tokens=%d", policy_at(i)->name, TOTAL);
         if (strcmp(policy_at(i)->name, "full") == 0)

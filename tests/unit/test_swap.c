@@ -49,7 +49,7 @@ static void sequences_go_on_as_if_they_had_stayed(void **state) {
     (void)state;
     struct engine *engine = open_engine(0, false);
     struct kv_cache *cache = engine_kv_cache(engine);
-    for (uint32_t i = 0; i < CASES; i += chosen_backend_share(1, 4)) {
+    for (uint32_t i = 0; i < CASES; i += chosen_backend_share(1, 7)) {
         struct stream *stays = stream_create(engine, policies[i], i, PROMPT, TOTAL);
         struct stream *swaps = stream_create(engine, policies[i], i, PROMPT, TOTAL);
         stream_run(stays);
@@ -130,7 +130,7 @@ static void forks_and_shared_prefixes_are_let_go(void **state) {
     struct engine *engine = open_engine(0, true);
     struct kv_cache *cache = engine_kv_cache(engine);
     struct error error = {0};
-    for (uint32_t i = 0; i < CASES; i += chosen_backend_share(1, 4)) {
+    for (uint32_t i = 0; i < CASES; i += chosen_backend_share(1, 7)) {
         struct stream *stream = stream_create(engine, policies[i], 7, PROMPT, TOTAL);
         while (stream->done < PROMPT + 5)
             streams_step(&stream, 1, 80);
