@@ -38,6 +38,7 @@ struct blocks_shape {
     static constexpr int STAGE = SCALES + BLOCKS_ * TOKENS * 8;
     static constexpr int SHARED = STAGES_ * STAGE;
     static constexpr int UNROLL = F::HEAD != 0 && TILES_T_ == 4 ? 1 : BLOCKS_; /* else registers spill */
+    static constexpr int RESIDENT = 256 / THREADS; /* of a multiprocessor, at least: as many registers as that leaves */
     static_assert(LINEAR_SUPER_STEPS % BLOCKS_ == 0, "a stage lies behind one head");
 };
 
@@ -200,7 +201,8 @@ __device__ inline void store_tile(const struct linear_call &call, const struct l
 }
 
 /* Grid: x tokens, so that thread blocks that run together share weights; y rows of weights. */
-template <class S> __global__ void __launch_bounds__(S::THREADS) linear_multiply_blocks(struct linear_call call) {
+template <class S>
+__global__ void __launch_bounds__(S::THREADS, S::RESIDENT) linear_multiply_blocks(struct linear_call call) {
     KERNEL_SHARED(unsigned char, ring);
     const struct linear_part part = linear_find_part(call, blockIdx.y);
     const uint32_t strip = (blockIdx.y - part.first_block) * S::STRIPS;

@@ -11,7 +11,7 @@ stages='
 setup        90 packages, the default model, a Python environment in .venv
 build       300 everything with -Werror
 sanitizers  700 unit, parity and API tests with address and undefined-behaviour sanitizers
-cuda        600 the CUDA backend against an emulated device: emulator, parity, graphs, engine and scheduler, the whole model (pytest tests/cuda)
+cuda        300 the CUDA backend against an emulated device: emulator, parity, graphs, engine and scheduler, the whole model (pytest tests/cuda)
 logits      450 pytest tests/model: tokenizer and logits beside other implementations
 nvcc        370 the CUDA backend as nvcc builds it: registers of sm_89 (--full: sm_80, 89, 90), the program without a device (pytest tests/nvcc)
 unit        300 unit, model and parity tests (meson)

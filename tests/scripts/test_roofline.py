@@ -137,7 +137,7 @@ def test_registers_come_from_reports(tmp_path):
 
 
 def test_words():
-    assert "Q4_0 and Q4_1 so far, not Q4_K" in run().stdout
+    assert "Q4_K: computed as Q4_0" in run().stdout
     assert "H200" in run("--device", "h200").stdout
     done = run("--device", "abacus")
     assert done.returncode == 2 and "rtx4090" in done.stderr
