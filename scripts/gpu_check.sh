@@ -161,7 +161,7 @@ stage_synccheck() { sanitize synccheck; }
 stage_kernels() {
   local name
   needs_gpu
-  for name in "time linear q4_0" "time linear q4_1" "time linear f16" "attend any shape" "rms_norm" "sample greedy"; do
+  for name in "time linear q4_0" "time linear q4_1" "time linear q4_k" "time linear f16" "attend any shape" "rms_norm" "sample greedy"; do
     parity --time --seconds 0.1 --only "$name"
   done
 }
