@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu_check.sh played through on the emulated device: its commands, its document."""
+"""scripts/gpu_check.sh played through on the emulated device: its commands, its document. With DISTILLCACHE_TEST_FULL=1
+(scripts/test.sh --full): tests/scripts/test_gpu_check.py has its document by default."""
 import json
 import os
 import pathlib
@@ -8,7 +9,8 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(os.environ.get("DISTILLCACHE_TEST_DEVICE", "emulated") == "real", reason="is run by it")
+pytestmark = [pytest.mark.skipif(os.environ.get("DISTILLCACHE_TEST_DEVICE", "emulated") == "real", reason="is run by it"),
+              pytest.mark.skipif(os.environ.get("DISTILLCACHE_TEST_FULL") != "1", reason="takes an emulated device long")]
 
 
 def test_what_can_run_here_runs(tmp_path):
