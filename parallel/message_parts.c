@@ -412,6 +412,7 @@ static void code_move(struct wire *wire, struct statistics_move *move, const str
     wire_u32(wire, &move->count);
     wire_u32(wire, &move->clear_first);
     wire_u32(wire, &move->clear_end);
+    wire_bool(wire, &move->rows_stay);
     if (lists) {
         wire_array(wire, move->from_slots, move->count);
         wire_array(wire, move->to_slots, move->count);
