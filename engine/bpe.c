@@ -19,7 +19,6 @@ struct merge { /* an entry of an open-addressing table */
 struct bpe {
     struct merge *table; /* [mask + 1], a power of two */
     uint64_t mask;
-    uint32_t added;
 };
 
 static uint64_t pair_key(int32_t left, int32_t right) {
@@ -66,11 +65,10 @@ static struct merge *find_entry(const struct bpe *bpe, uint64_t pair) {
     return &bpe->table[at];
 }
 
-void bpe_add(struct bpe *bpe, int32_t left, int32_t right, int32_t id) {
+void bpe_add(struct bpe *bpe, int32_t left, int32_t right, int32_t id, uint32_t rank) {
     struct merge *entry = find_entry(bpe, pair_key(left, right));
     if (entry->rank == NO_RANK)
-        *entry = (struct merge){.pair = pair_key(left, right), .rank = bpe->added, .id = id};
-    bpe->added++;
+        *entry = (struct merge){.pair = pair_key(left, right), .rank = rank, .id = id};
 }
 
 static struct merge find_merge(const struct bpe *bpe, int32_t left, int32_t right) {

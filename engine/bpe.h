@@ -16,9 +16,8 @@ struct bpe; /* opaque; may be shared by threads once its merges are added */
 struct bpe *bpe_create(size_t merges); /* room for so many; NULL on failed allocation */
 void bpe_free(struct bpe *bpe);
 
-/* left and right become id. The rank is the number of merges added before; of a pair added twice the first counts.
- * No more than were announced. */
-void bpe_add(struct bpe *bpe, int32_t left, int32_t right, int32_t id);
+/* left and right become id. Of a pair added twice the first counts. No more than were announced; rank < 2^32 - 1. */
+void bpe_add(struct bpe *bpe, int32_t left, int32_t right, int32_t id, uint32_t rank);
 
 /* Memory for long pieces, kept from one piece to the next; zero-initialise. */
 struct bpe_scratch {

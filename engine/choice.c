@@ -13,10 +13,12 @@ static int decode_prompt(const struct tokenizer *tokenizer, const struct prompt 
     struct text_stream *stream = text_stream_create(NULL, 0);
     out->offsets = malloc(prompt->count * sizeof *out->offsets);
     int code = stream == NULL || out->offsets == NULL ? ERROR_MEMORY : 0;
+    bool begins = true; /* nothing but special tokens so far */
     for (uint32_t i = 0; code == 0 && i < prompt->count; i++) {
-        size_t bytes;
+        size_t bytes, skip = begins ? tokenizer_leading_space(tokenizer, prompt->tokens[i]) : 0;
         const char *text = tokenizer_token_bytes(tokenizer, prompt->tokens[i], &bytes);
-        code = text_stream_push(stream, text, bytes);
+        code = text_stream_push(stream, text + skip, bytes - skip);
+        begins &= tokenizer_is_special(tokenizer, prompt->tokens[i]);
     }
     if (code == 0)
         code = text_stream_finish(stream);

@@ -7,72 +7,64 @@
 #include <utf8proc.h>
 
 #include "engine/bpe.h"
+#include "engine/compose.h"
 #include "engine/pretokenizer.h"
+#include "engine/sentencepiece.h"
+#include "engine/text_set.h"
 #include "engine/vocabulary.h"
 
-#define SPECIAL_BYTES_LIMIT 512 /* of a special token's text: bounds the search at each position of a text */
 #define TEXT_BYTES_LIMIT INT32_MAX
 
+enum tokenizer_model { MODEL_GPT2, MODEL_LLAMA, MODEL_T5, MODELS };
+static const char *const model_names[MODELS] = {"gpt2", "llama", "t5"};
+
 struct tokenizer {
+    enum tokenizer_model model;
     struct vocabulary vocabulary;
-    struct bpe *bpe;
-    struct pretokenizer *pretokenizer;
-    uint32_t *specials; /* ids of special tokens, sorted by text; without those that have none */
-    uint32_t special_count;
-    bool starts_special[256]; /* by first byte of a text */
-    bool *ends;               /* [vocabulary.count] */
+    struct bpe *bpe;                   /* gpt2 */
+    struct pretokenizer *pretokenizer; /* gpt2 */
+    struct pretokenizer_traits traits; /* gpt2 */
+    struct sentencepiece *pieces;      /* llama, t5 */
+    struct text_set specials;
+    size_t longest; /* bytes of a normal token's text */
+    bool *ends;     /* [vocabulary.count] */
     int32_t bos, eos;
-    bool adds_bos;
+    bool adds_bos, adds_eos;
 };
 
-/* Lists of ids. */
-
-static int reserve(struct token_list *list, size_t more) {
-    if (more <= list->capacity - list->count)
-        return 0;
-    if (more > SIZE_MAX / 16 - list->count)
-        return ERROR_MEMORY;
-    size_t capacity = list->count + more;
-    if (capacity < 2 * list->capacity)
-        capacity = 2 * list->capacity;
-    if (capacity < 64)
-        capacity = 64;
-    int32_t *ids = realloc(list->ids, capacity * sizeof *ids);
-    if (ids == NULL)
-        return ERROR_MEMORY;
-    list->ids = ids;
-    list->capacity = capacity;
-    return 0;
-}
-
-int token_list_append(struct token_list *list, int32_t id) {
-    if (reserve(list, 1) != 0)
-        return ERROR_MEMORY;
-    list->ids[list->count++] = id;
-    return 0;
-}
-
-void token_list_free(struct token_list *list) {
-    free(list->ids);
-    *list = (struct token_list){0};
+const char *tokenizer_model_name(size_t index) {
+    return index < MODELS ? model_names[index] : NULL;
 }
 
 /* Reading the file. */
 
-static int check_model(const struct gguf *gguf, struct error *error) {
+static int read_model(struct tokenizer *tokenizer, const struct gguf *gguf, struct error *error) {
     struct gguf_string model;
     int code = gguf_get_string(gguf, "tokenizer.ggml.model", &model, error);
     char shown[64];
-    if (code == 0 && (model.bytes != 4 || memcmp(model.text, "gpt2", 4) != 0))
-        code = error_set(error, ERROR_UNSUPPORTED, "tokenizer model \"%s\" is not supported (gpt2 is)",
-            gguf_string_show(model, shown, sizeof shown));
-    return code;
+    if (code != 0)
+        return code;
+    for (int i = 0; i < MODELS; i++) {
+        tokenizer->model = (enum tokenizer_model)i;
+        if (strlen(model_names[i]) == model.bytes && memcmp(model.text, model_names[i], model.bytes) == 0)
+            return 0;
+    }
+    return error_set(error, ERROR_UNSUPPORTED, "tokenizer model \"%s\" is not supported (gpt2, llama and t5 are)",
+        gguf_string_show(model, shown, sizeof shown));
 }
 
 static int read_pretokenizer(struct tokenizer *tokenizer, const struct gguf *gguf, struct error *error) {
-    struct gguf_string name;
-    int code = gguf_get_string(gguf, "tokenizer.ggml.pre", &name, error);
-    return code == 0 ? pretokenizer_create(name, &tokenizer->pretokenizer, error) : code;
+    static const char key[] = "tokenizer.ggml.pre";
+    struct gguf_string name = {"default", 7};
+    int code = gguf_find(gguf, key) == NULL ? 0 : gguf_get_string(gguf, key, &name, error);
+    if (code == 0)
+        code = pretokenizer_create(name, &tokenizer->pretokenizer, error);
+    if (code == 0)
+        tokenizer->traits = pretokenizer_traits(tokenizer->pretokenizer);
+    static const char whole[] = "tokenizer.ggml.ignore_merges"; /* ours, for tokenizer.json's field */
+    if (code == 0 && gguf_find(gguf, whole) != NULL)
+        code = gguf_get_bool(gguf, whole, &tokenizer->traits.whole_pieces, error);
+    return code;
 }
 
 /* A merge is two tokens' texts with a space between, which is no character of the alphabet. */
@@ -92,7 +84,7 @@ static int read_merge(struct tokenizer *tokenizer, struct gguf_string merge, uin
             left_id < 0    ? "left"
             : right_id < 0 ? "right"
                            : "joined");
-    bpe_add(tokenizer->bpe, left_id, right_id, id);
+    bpe_add(tokenizer->bpe, left_id, right_id, id, (uint32_t)number);
     return 0;
 }
 
@@ -164,79 +156,59 @@ static int read_ends(struct tokenizer *tokenizer, const struct gguf *gguf, struc
     return 0;
 }
 
-static int read_begin(struct tokenizer *tokenizer, const struct gguf *gguf, struct error *error) {
-    static const char key[] = "tokenizer.ggml.add_bos_token";
-    int code = read_id(tokenizer, gguf, "tokenizer.ggml.bos_token_id", &tokenizer->bos, error);
-    if (code == 0 && gguf_find(gguf, key) != NULL)
-        code = gguf_get_bool(gguf, key, &tokenizer->adds_bos, error);
-    if (code == 0 && tokenizer->adds_bos && tokenizer->bos < 0)
-        code = error_set(error, ERROR_FORMAT, "%s is true, but there is no tokenizer.ggml.bos_token_id", key);
+/* A flag that asks for a token which must then exist; by_default only where it does. */
+static int read_flag(const struct gguf *gguf, const char *key, const char *token_key, int32_t token, bool by_default,
+    bool *out, struct error *error) {
+    *out = by_default && token >= 0;
+    if (gguf_find(gguf, key) == NULL)
+        return 0;
+    int code = gguf_get_bool(gguf, key, out, error);
+    if (code == 0 && *out && token < 0)
+        code = error_set(error, ERROR_FORMAT, "%s is true, but there is no %s", key, token_key);
     return code;
 }
 
-/* Special tokens. */
-
-static int compare_specials(const void *a, const void *b, void *context) {
-    const struct gguf_string *texts = context;
-    struct gguf_string left = texts[*(const uint32_t *)a], right = texts[*(const uint32_t *)b];
-    size_t common = left.bytes < right.bytes ? left.bytes : right.bytes;
-    int order = memcmp(left.text, right.text, common);
-    return order != 0 ? order : (left.bytes > right.bytes) - (left.bytes < right.bytes);
-}
-
-static int collect_specials(struct tokenizer *tokenizer, struct error *error) {
-    const struct vocabulary *vocabulary = &tokenizer->vocabulary;
-    uint32_t count = 0;
-    for (uint32_t id = 0; id < vocabulary->count; id++)
-        count += vocabulary_is_special(vocabulary, id);
-    tokenizer->specials = malloc(((size_t)count + 1) * sizeof *tokenizer->specials);
-    if (tokenizer->specials == NULL)
-        return error_set(error, ERROR_MEMORY, "no memory for %u special tokens", count);
-    for (uint32_t id = 0; id < vocabulary->count; id++) {
-        struct gguf_string text = vocabulary->texts[id];
-        if (!vocabulary_is_special(vocabulary, id) || text.bytes == 0)
-            continue;
-        if (text.bytes > SPECIAL_BYTES_LIMIT)
-            return error_set(error, ERROR_UNSUPPORTED, "the text of special token %u has %zu bytes; at most %d", id,
-                text.bytes, SPECIAL_BYTES_LIMIT);
-        tokenizer->specials[tokenizer->special_count++] = id;
-        tokenizer->starts_special[(unsigned char)text.text[0]] = true;
-    }
-    qsort_r(tokenizer->specials, tokenizer->special_count, sizeof *tokenizer->specials, compare_specials,
-        (void *)vocabulary->texts);
-    return 0;
-}
-
-/* The first of specials[low, high) whose byte at `depth` is not below `byte`. All have more bytes than depth. */
-static uint32_t lower_bound(
-    const struct tokenizer *tokenizer, uint32_t low, uint32_t high, size_t depth, unsigned byte) {
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if ((unsigned char)tokenizer->vocabulary.texts[tokenizer->specials[middle]].text[depth] < byte)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* The longest special token that text begins with, or -1. */
-static int32_t match_special(const struct tokenizer *tokenizer, const char *text, size_t bytes) {
-    const struct gguf_string *texts = tokenizer->vocabulary.texts;
-    uint32_t low = 0, high = tokenizer->special_count; /* those that begin with text[0, depth) */
-    int32_t longest = -1;
-    for (size_t depth = 0;; depth++) {
-        while (low < high && texts[tokenizer->specials[low]].bytes == depth)
-            longest = (int32_t)tokenizer->specials[low++];
-        if (low == high || depth == bytes)
-            return longest;
-        unsigned byte = (unsigned char)text[depth];
-        low = lower_bound(tokenizer, low, high, depth, byte);
-        high = lower_bound(tokenizer, low, high, depth, byte + 1);
-    }
+/* After the ends, which have EOS. */
+static int read_frame(struct tokenizer *tokenizer, const struct gguf *gguf, struct error *error) {
+    static const char bos[] = "tokenizer.ggml.bos_token_id";
+    bool bos_by_default = tokenizer->model == MODEL_LLAMA || tokenizer->traits.adds_bos;
+    int code = read_id(tokenizer, gguf, bos, &tokenizer->bos, error);
+    if (code == 0)
+        code = read_flag(
+            gguf, "tokenizer.ggml.add_bos_token", bos, tokenizer->bos, bos_by_default, &tokenizer->adds_bos, error);
+    if (code == 0)
+        code = read_flag(gguf, "tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", tokenizer->eos,
+            tokenizer->model == MODEL_T5, &tokenizer->adds_eos, error);
+    return code;
 }
 
 /* The tokenizer itself. */
+
+static int load_gpt2(struct tokenizer *tokenizer, const struct gguf *gguf, struct error *error) {
+    const struct vocabulary *vocabulary = &tokenizer->vocabulary;
+    int code = read_pretokenizer(tokenizer, gguf, error);
+    if (code == 0)
+        code = vocabulary_load(&tokenizer->vocabulary, gguf, SPELLING_ALPHABET, error);
+    if (code == 0)
+        code = read_merges(tokenizer, gguf, error);
+    for (uint32_t id = 0; code == 0 && id < vocabulary->count; id++)
+        if (vocabulary->kinds[id] == TOKEN_NORMAL && vocabulary->texts[id].bytes > tokenizer->longest)
+            tokenizer->longest = vocabulary->texts[id].bytes;
+    return code;
+}
+
+static int load_sentencepiece(struct tokenizer *tokenizer, const struct gguf *gguf, struct error *error) {
+    int code = vocabulary_load(&tokenizer->vocabulary, gguf, SPELLING_MARKS, error);
+    if (code != 0)
+        return code;
+    tokenizer->pieces = sentencepiece_create(gguf, &tokenizer->vocabulary, tokenizer->model == MODEL_T5, error);
+    return tokenizer->pieces == NULL ? ERROR_FORMAT : 0; /* the message has its code */
+}
+
+static unsigned special_kinds(const struct tokenizer *tokenizer) {
+    unsigned other = tokenizer->model == MODEL_GPT2 ? TOKEN_USER_DEFINED : TOKEN_UNKNOWN;
+    return 1u << TOKEN_CONTROL | 1u << other;
+}
 
 struct tokenizer *tokenizer_create(const struct gguf *gguf, struct error *error) {
     struct tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
@@ -244,10 +216,12 @@ struct tokenizer *tokenizer_create(const struct gguf *gguf, struct error *error)
         error_set(error, ERROR_MEMORY, "no memory for the tokenizer");
         return NULL;
     }
-    if (check_model(gguf, error) != 0 || read_pretokenizer(tokenizer, gguf, error) != 0 ||
-        vocabulary_load(&tokenizer->vocabulary, gguf, error) != 0 || read_merges(tokenizer, gguf, error) != 0 ||
-        read_ends(tokenizer, gguf, error) != 0 || read_begin(tokenizer, gguf, error) != 0 ||
-        collect_specials(tokenizer, error) != 0) {
+    int code = read_model(tokenizer, gguf, error);
+    if (code == 0)
+        code = tokenizer->model == MODEL_GPT2 ? load_gpt2(tokenizer, gguf, error)
+                                              : load_sentencepiece(tokenizer, gguf, error);
+    if (code != 0 || read_ends(tokenizer, gguf, error) != 0 || read_frame(tokenizer, gguf, error) != 0 ||
+        text_set_create(&tokenizer->specials, &tokenizer->vocabulary, special_kinds(tokenizer), error) != 0) {
         tokenizer_free(tokenizer);
         return NULL;
     }
@@ -257,10 +231,11 @@ struct tokenizer *tokenizer_create(const struct gguf *gguf, struct error *error)
 void tokenizer_free(struct tokenizer *tokenizer) {
     if (tokenizer == NULL)
         return;
-    vocabulary_free(&tokenizer->vocabulary);
+    sentencepiece_free(tokenizer->pieces);
+    text_set_free(&tokenizer->specials);
     bpe_free(tokenizer->bpe);
     pretokenizer_free(tokenizer->pretokenizer);
-    free(tokenizer->specials);
+    vocabulary_free(&tokenizer->vocabulary);
     free(tokenizer->ends);
     free(tokenizer);
 }
@@ -279,6 +254,19 @@ int32_t tokenizer_eos(const struct tokenizer *tokenizer) {
 
 bool tokenizer_adds_bos(const struct tokenizer *tokenizer) {
     return tokenizer->adds_bos;
+}
+
+bool tokenizer_adds_eos(const struct tokenizer *tokenizer) {
+    return tokenizer->adds_eos;
+}
+
+size_t tokenizer_leading_space(const struct tokenizer *tokenizer, int32_t token) {
+    size_t bytes;
+    if (tokenizer->pieces == NULL || !sentencepiece_adds_space(tokenizer->pieces) ||
+        vocabulary_is_special(&tokenizer->vocabulary, (uint32_t)token))
+        return 0;
+    const char *text = tokenizer_token_bytes(tokenizer, token, &bytes);
+    return bytes > 0 && text[0] == ' ';
 }
 
 static bool in_range(const struct tokenizer *tokenizer, int32_t token) {
@@ -313,15 +301,32 @@ struct encoding {
     const struct tokenizer *tokenizer;
     struct pretokenizer_scan scan;
     struct bpe_scratch scratch;
+    struct sentencepiece_scratch pieces;
     struct token_list *out;
 };
+
+/* The token that a whole piece is, or -1. */
+static int32_t find_whole(const struct tokenizer *tokenizer, const char *text, size_t bytes) {
+    enum { SHORT = 128 };
+    char alphabet[2 * SHORT];
+    if (bytes > SHORT || bytes > tokenizer->longest)
+        return -1;
+    size_t written = vocabulary_write_alphabet(&tokenizer->vocabulary, text, bytes, alphabet);
+    int32_t id =
+        vocabulary_find(&tokenizer->vocabulary, (struct gguf_string){alphabet, written}, (struct gguf_string){NULL, 0});
+    return id >= 0 && tokenizer->vocabulary.kinds[id] == TOKEN_NORMAL ? id : -1;
+}
 
 /* One piece: the tokens of its bytes, merged. Bytes without a token are dropped first, so that their neighbours meet.
  */
 static int encode_piece(struct encoding *encoding, const char *text, size_t bytes) {
-    const int32_t *byte_tokens = encoding->tokenizer->vocabulary.byte_tokens;
+    const struct tokenizer *tokenizer = encoding->tokenizer;
+    const int32_t *byte_tokens = tokenizer->vocabulary.byte_tokens;
     struct token_list *out = encoding->out;
-    if (reserve(out, bytes) != 0)
+    int32_t whole = tokenizer->traits.whole_pieces ? find_whole(tokenizer, text, bytes) : -1;
+    if (whole >= 0)
+        return token_list_append(out, whole);
+    if (token_list_reserve(out, bytes) != 0)
         return ERROR_MEMORY;
     int32_t *ids = out->ids + out->count;
     size_t count = 0;
@@ -330,13 +335,13 @@ static int encode_piece(struct encoding *encoding, const char *text, size_t byte
         if (id >= 0)
             ids[count++] = id;
     }
-    if (bpe_merge(encoding->tokenizer->bpe, &encoding->scratch, ids, &count) != 0)
+    if (bpe_merge(tokenizer->bpe, &encoding->scratch, ids, &count) != 0)
         return ERROR_MEMORY;
     out->count += count;
     return 0;
 }
 
-static int encode_valid(struct encoding *encoding, const char *text, size_t bytes) {
+static int encode_pieces(struct encoding *encoding, const char *text, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         size_t piece = pretokenizer_next(&encoding->scan, text, bytes, at);
         if (piece == 0 || encode_piece(encoding, text + at, piece) != 0)
@@ -344,6 +349,15 @@ static int encode_valid(struct encoding *encoding, const char *text, size_t byte
         at += piece;
     }
     return 0;
+}
+
+static int encode_valid(struct encoding *encoding, const char *text, size_t bytes) {
+    char *composed = NULL;
+    if (encoding->tokenizer->traits.composes && compose_text(text, &bytes, &composed) != 0)
+        return ERROR_MEMORY;
+    int code = encode_pieces(encoding, composed != NULL ? composed : text, bytes);
+    free(composed);
+    return code;
 }
 
 /* Bytes from the beginning of text that are valid UTF-8. */
@@ -366,6 +380,9 @@ static size_t valid_length(const char *text, size_t bytes) {
 
 /* Text without special tokens. A byte that is not UTF-8 is a piece of its own. */
 static int encode_plain(struct encoding *encoding, const char *text, size_t bytes) {
+    const struct sentencepiece *pieces = encoding->tokenizer->pieces;
+    if (pieces != NULL)
+        return bytes == 0 ? 0 : sentencepiece_encode(pieces, &encoding->pieces, text, bytes, encoding->out);
     for (size_t at = 0; at < bytes;) {
         size_t valid = valid_length(text + at, bytes - at);
         int code = valid > 0 ? encode_valid(encoding, text + at, valid) : encode_piece(encoding, text + at, 1);
@@ -378,7 +395,7 @@ static int encode_plain(struct encoding *encoding, const char *text, size_t byte
 
 /* Bytes from the beginning that are not marked, as far as a special token may reach. */
 static size_t unmarked_length(const uint8_t *marks, size_t bytes) {
-    size_t most = bytes < SPECIAL_BYTES_LIMIT ? bytes : SPECIAL_BYTES_LIMIT, count = 0;
+    size_t most = bytes < TEXT_SET_BYTES_MAX ? bytes : TEXT_SET_BYTES_MAX, count = 0;
     while (count < most && (marks == NULL || marks[count] == 0))
         count++;
     return count;
@@ -389,8 +406,9 @@ static int encode_special(struct encoding *encoding, const char *text, const uin
     size_t plain = 0; /* where the text that is not encoded yet begins */
     for (size_t at = 0; at < bytes;) {
         int32_t token = -1;
-        if (tokenizer->starts_special[(unsigned char)text[at]])
-            token = match_special(tokenizer, text + at, unmarked_length(marks == NULL ? NULL : marks + at, bytes - at));
+        if (tokenizer->specials.begins[(unsigned char)text[at]])
+            token = text_set_match(
+                &tokenizer->specials, text + at, unmarked_length(marks == NULL ? NULL : marks + at, bytes - at));
         if (token < 0) {
             at++;
             continue;
@@ -409,11 +427,12 @@ static int encode(const struct tokenizer *tokenizer, const char *text, const uin
         return error_set(error, ERROR_MEMORY, "a text of %zu bytes; at most %d", bytes, TEXT_BYTES_LIMIT);
     struct encoding encoding = {.tokenizer = tokenizer, .out = out};
     size_t before = out->count;
-    int code = pretokenizer_begin(&encoding.scan, tokenizer->pretokenizer);
+    int code = tokenizer->pretokenizer == NULL ? 0 : pretokenizer_begin(&encoding.scan, tokenizer->pretokenizer);
     if (code == 0)
         code = parse_special ? encode_special(&encoding, text, marks, bytes) : encode_plain(&encoding, text, bytes);
     pretokenizer_end(&encoding.scan);
     bpe_scratch_free(&encoding.scratch);
+    sentencepiece_scratch_free(&encoding.pieces);
     if (code != 0) {
         out->count = before;
         return error_set(error, code, "no memory to encode a text of %zu bytes", bytes);

@@ -41,10 +41,19 @@ static bool equals(struct gguf_string text, struct gguf_string first, struct ggu
            (second.bytes == 0 || memcmp(text.text + first.bytes, second.text, second.bytes) == 0);
 }
 
-/* Where the token of a text is in the table, or would be. */
+struct gguf_string vocabulary_bytes(const struct vocabulary *vocabulary, uint32_t id) {
+    const size_t *begin = vocabulary->begin + id;
+    return (struct gguf_string){vocabulary->bytes + begin[0], begin[1] - begin[0]};
+}
+
+static struct gguf_string key_of(const struct vocabulary *vocabulary, uint32_t id) {
+    return vocabulary->spelling == SPELLING_MARKS ? vocabulary_bytes(vocabulary, id) : vocabulary->texts[id];
+}
+
+/* Where the token of a key is in the table, or would be. */
 static uint32_t *find_entry(const struct vocabulary *vocabulary, struct gguf_string first, struct gguf_string second) {
     uint64_t at = hash_text(first, second) & vocabulary->mask;
-    while (vocabulary->table[at] != NO_TOKEN && !equals(vocabulary->texts[vocabulary->table[at]], first, second))
+    while (vocabulary->table[at] != NO_TOKEN && !equals(key_of(vocabulary, vocabulary->table[at]), first, second))
         at = (at + 1) & vocabulary->mask;
     return &vocabulary->table[at];
 }
@@ -55,10 +64,12 @@ int32_t vocabulary_find(const struct vocabulary *vocabulary, struct gguf_string 
 }
 
 bool vocabulary_is_special(const struct vocabulary *vocabulary, uint32_t id) {
-    return vocabulary->kinds[id] == TOKEN_CONTROL || vocabulary->kinds[id] == TOKEN_USER_DEFINED;
+    enum token_kind kind = vocabulary->kinds[id];
+    return kind == TOKEN_CONTROL || (vocabulary->spelling == SPELLING_MARKS && kind == TOKEN_UNKNOWN) ||
+           (vocabulary->spelling == SPELLING_ALPHABET && kind == TOKEN_USER_DEFINED);
 }
 
-static int index_texts(struct vocabulary *vocabulary, struct error *error) {
+static int index_keys(struct vocabulary *vocabulary, struct error *error) {
     size_t entries = 16;
     while (entries < 2 * (size_t)vocabulary->count)
         entries *= 2;
@@ -68,7 +79,8 @@ static int index_texts(struct vocabulary *vocabulary, struct error *error) {
     vocabulary->mask = entries - 1;
     memset(vocabulary->table, 0xff, entries * sizeof *vocabulary->table);
     for (uint32_t id = 0; id < vocabulary->count; id++)
-        *find_entry(vocabulary, vocabulary->texts[id], (struct gguf_string){NULL, 0}) = id;
+        if (vocabulary->spelling == SPELLING_ALPHABET || vocabulary->kinds[id] == TOKEN_NORMAL)
+            *find_entry(vocabulary, key_of(vocabulary, id), (struct gguf_string){NULL, 0}) = id;
     return 0;
 }
 
@@ -96,7 +108,7 @@ static int read_kinds(struct vocabulary *vocabulary, const struct gguf *gguf, st
 }
 
 /* Writes the bytes that a text spells; their number, or -1 when a character is not of the alphabet. */
-static int64_t spell(const int16_t alphabet[ALPHABET], struct gguf_string text, char *out) {
+static int64_t spell_alphabet(const int16_t alphabet[ALPHABET], struct gguf_string text, char *out) {
     const utf8proc_uint8_t *from = (const utf8proc_uint8_t *)text.text;
     int64_t written = 0;
     for (size_t at = 0; at < text.bytes;) {
@@ -108,6 +120,46 @@ static int64_t spell(const int16_t alphabet[ALPHABET], struct gguf_string text, 
         at += (size_t)used;
     }
     return written;
+}
+
+/* The byte of "<0x0A>", or -1. */
+static int read_byte_text(struct gguf_string text) {
+    static const char digits[] = "0123456789ABCDEFabcdef";
+    if (text.bytes != 6 || memcmp(text.text, "<0x", 3) != 0 || text.text[5] != '>')
+        return -1;
+    const char *high = memchr(digits, text.text[3], sizeof digits - 1);
+    const char *low = memchr(digits, text.text[4], sizeof digits - 1);
+    if (high == NULL || low == NULL)
+        return -1;
+    int values[2] = {(int)(high - digits), (int)(low - digits)};
+    for (int i = 0; i < 2; i++)
+        values[i] -= values[i] > 15 ? 6 : 0;
+    return values[0] * 16 + values[1];
+}
+
+/* Marks become spaces. */
+static int64_t spell_marks(enum token_kind kind, struct gguf_string text, char *out) {
+    int byte = kind == TOKEN_BYTE ? read_byte_text(text) : -1;
+    if (byte >= 0) {
+        out[0] = (char)byte;
+        return 1;
+    }
+    size_t written = 0;
+    for (size_t at = 0; at < text.bytes;) {
+        bool mark = text.bytes - at >= 3 && memcmp(text.text + at, "\xe2\x96\x81", 3) == 0;
+        out[written++] = mark ? ' ' : text.text[at];
+        at += mark ? 3 : 1;
+    }
+    return (int64_t)written;
+}
+
+/* As above; -1: the token stands for its text. */
+static int64_t spell(const struct vocabulary *vocabulary, const int16_t alphabet[ALPHABET], uint32_t id, char *out) {
+    if (vocabulary_is_special(vocabulary, id))
+        return -1;
+    if (vocabulary->spelling == SPELLING_MARKS)
+        return spell_marks(vocabulary->kinds[id], vocabulary->texts[id], out);
+    return spell_alphabet(alphabet, vocabulary->texts[id], out);
 }
 
 static int spell_tokens(struct vocabulary *vocabulary, const int16_t alphabet[ALPHABET], struct error *error) {
@@ -125,7 +177,7 @@ static int spell_tokens(struct vocabulary *vocabulary, const int16_t alphabet[AL
     for (uint32_t id = 0; id < vocabulary->count; id++) {
         struct gguf_string text = vocabulary->texts[id];
         vocabulary->begin[id] = at;
-        int64_t written = vocabulary_is_special(vocabulary, id) ? -1 : spell(alphabet, text, vocabulary->bytes + at);
+        int64_t written = spell(vocabulary, alphabet, id, vocabulary->bytes + at);
         if (written < 0) {
             if (text.bytes > 0)
                 memcpy(vocabulary->bytes + at, text.text, text.bytes);
@@ -137,18 +189,32 @@ static int spell_tokens(struct vocabulary *vocabulary, const int16_t alphabet[AL
     return 0;
 }
 
-static void find_byte_tokens(struct vocabulary *vocabulary, const uint16_t characters[256]) {
-    for (unsigned byte = 0; byte < 256; byte++) {
-        utf8proc_uint8_t text[4];
-        utf8proc_ssize_t bytes = utf8proc_encode_char(characters[byte], text);
-        vocabulary->byte_tokens[byte] = vocabulary_find(
-            vocabulary, (struct gguf_string){(const char *)text, (size_t)bytes}, (struct gguf_string){NULL, 0});
-    }
+size_t vocabulary_write_alphabet(const struct vocabulary *vocabulary, const char *text, size_t bytes, char *out) {
+    size_t written = 0;
+    for (size_t i = 0; i < bytes; i++)
+        written += (size_t)utf8proc_encode_char(
+            vocabulary->characters[(unsigned char)text[i]], (utf8proc_uint8_t *)out + written);
+    return written;
 }
 
-int vocabulary_load(struct vocabulary *vocabulary, const struct gguf *gguf, struct error *error) {
+static void find_byte_tokens(struct vocabulary *vocabulary) {
+    for (unsigned byte = 0; byte < 256; byte++) {
+        char one = (char)byte, text[4];
+        size_t bytes = vocabulary_write_alphabet(vocabulary, &one, 1, text);
+        vocabulary->byte_tokens[byte] = -1;
+        if (vocabulary->spelling == SPELLING_ALPHABET)
+            vocabulary->byte_tokens[byte] =
+                vocabulary_find(vocabulary, (struct gguf_string){text, bytes}, (struct gguf_string){NULL, 0});
+    }
+    for (uint32_t id = 0; vocabulary->spelling == SPELLING_MARKS && id < vocabulary->count; id++)
+        if (vocabulary->kinds[id] == TOKEN_BYTE && read_byte_text(vocabulary->texts[id]) >= 0)
+            vocabulary->byte_tokens[read_byte_text(vocabulary->texts[id])] = (int32_t)id;
+}
+
+int vocabulary_load(
+    struct vocabulary *vocabulary, const struct gguf *gguf, enum spelling spelling, struct error *error) {
     static const char key[] = "tokenizer.ggml.tokens";
-    *vocabulary = (struct vocabulary){0};
+    *vocabulary = (struct vocabulary){.spelling = spelling};
     const struct gguf_pair *tokens = gguf_find(gguf, key);
     if (tokens == NULL || tokens->type != GGUF_ARRAY || tokens->element_type != GGUF_STRING)
         return error_set(error, ERROR_FORMAT, "%s is %s", key, tokens == NULL ? "missing" : "not an array of strings");
@@ -158,16 +224,15 @@ int vocabulary_load(struct vocabulary *vocabulary, const struct gguf *gguf, stru
     vocabulary->count = (uint32_t)tokens->count;
     vocabulary->texts = tokens->strings;
 
-    uint16_t characters[256];
     int16_t alphabet[ALPHABET];
-    fill_alphabet(characters, alphabet);
+    fill_alphabet(vocabulary->characters, alphabet);
     int code = read_kinds(vocabulary, gguf, error);
     if (code == 0)
         code = spell_tokens(vocabulary, alphabet, error);
     if (code == 0)
-        code = index_texts(vocabulary, error);
+        code = index_keys(vocabulary, error);
     if (code == 0)
-        find_byte_tokens(vocabulary, characters);
+        find_byte_tokens(vocabulary);
     return code;
 }
 

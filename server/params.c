@@ -279,6 +279,8 @@ int params_encode(const char *text, size_t bytes, bool add_special, bool parse_s
     if (add_special && tokenizer_adds_bos(context->tokenizer) && tokenizer_bos(context->tokenizer) >= 0)
         failed = token_list_append(ids, tokenizer_bos(context->tokenizer)) != 0;
     failed = failed || tokenizer_encode(context->tokenizer, text, bytes, parse_special, ids, &error) != 0;
+    if (!failed && add_special && tokenizer_adds_eos(context->tokenizer))
+        failed = token_list_append(ids, tokenizer_eos(context->tokenizer)) != 0;
     return failed ? fault_memory(fault) : 0;
 }
 

@@ -60,10 +60,12 @@ static int detokenize_run(
     struct token_list ids = {0};
     struct buffer text = {0};
     int failed = json_array_size(tokens) == 0 ? 0 : params_read_tokens(tokens, "tokens", context, &ids, fault);
+    bool begins = true; /* nothing but special tokens so far */
     for (size_t i = 0; failed == 0 && i < ids.count; i++) {
-        size_t count;
+        size_t count, skip = begins ? tokenizer_leading_space(context->tokenizer, ids.ids[i]) : 0;
         const char *bytes = tokenizer_token_bytes(context->tokenizer, ids.ids[i], &count);
-        buffer_append(&text, bytes, count);
+        buffer_append(&text, bytes + skip, count - skip);
+        begins &= tokenizer_is_special(context->tokenizer, ids.ids[i]);
     }
     if (failed == 0 && text.failed)
         failed = fault_memory(fault);

@@ -10,6 +10,7 @@
 #include "engine/tokenizer.h"
 #include "tests/unit/tiny_llama.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,35 @@ static uint8_t *tiny_file(size_t *bytes) {
     struct tiny_llama options = tiny_llama_default();
     struct gguf_writer *writer = gguf_writer_create();
     tiny_llama_write_tokenizer(writer, &options);
+    return gguf_writer_finish(writer, bytes);
+}
+
+/* A SentencePiece vocabulary with bytes, scores, and tokens of all kinds. */
+static uint8_t *piece_file(const char *model, size_t *bytes) {
+    static const char *const pieces[] = {"<unk>", "<s>", "</s>", "\u2581", "a", "b", "ab", "\u2581ab", "\u4f60", "t",
+        "he", "\u2581\u2581", "<tool>", "h", "e", "th", "the", "\u2581the"};
+    static const int32_t kinds[] = {2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 1, 1, 1, 1, 1};
+    enum { PIECES = sizeof pieces / sizeof pieces[0], TOKENS = PIECES + 256 };
+    const char *tokens[TOKENS];
+    char names[256][8];
+    int32_t types[TOKENS];
+    uint8_t scores[12 + 4 * TOKENS] = {GGUF_FLOAT32, 0, 0, 0, TOKENS & 255, TOKENS >> 8};
+    for (int i = 0; i < TOKENS; i++) {
+        const float score = -(float)(i % 7);
+        if (i >= PIECES)
+            snprintf(names[i - PIECES], sizeof names[0], "<0x%02X>", (unsigned)(i - PIECES));
+        tokens[i] = i < PIECES ? pieces[i] : names[i - PIECES];
+        types[i] = i < PIECES ? kinds[i] : 6;
+        memcpy(scores + 12 + 4 * i, &score, 4);
+    }
+    struct gguf_writer *writer = gguf_writer_create();
+    gguf_writer_string(writer, "tokenizer.ggml.model", model);
+    gguf_writer_strings(writer, "tokenizer.ggml.tokens", tokens, TOKENS);
+    gguf_writer_int32s(writer, "tokenizer.ggml.token_type", types, TOKENS);
+    gguf_writer_pair(writer, "tokenizer.ggml.scores", GGUF_ARRAY, scores, sizeof scores);
+    gguf_writer_uint32(writer, "tokenizer.ggml.bos_token_id", 1);
+    gguf_writer_uint32(writer, "tokenizer.ggml.eos_token_id", 2);
+    gguf_writer_bool(writer, "tokenizer.ggml.remove_extra_whitespaces", model[0] == 't');
     return gguf_writer_finish(writer, bytes);
 }
 
@@ -115,11 +145,15 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "<|im_start|>user\nHello<|im_end|>\n<|endoftext|><|im_<|im_end|",
         "\xff\xc3(\xe2\x82 a\xf0\x9f\x98 \xed\xa0\x80\xc0\xaf'll"};
     enum { TEXTS = sizeof texts / sizeof texts[0] };
-    if (index >= 2 * TEXTS)
+    if (index >= 4 * TEXTS)
         return NULL;
     const char *text = texts[index % TEXTS];
     size_t length = strlen(text), file_bytes = 0;
-    uint8_t *file = index < TEXTS ? NULL : tiny_file(&file_bytes);
+    uint8_t *file = NULL;
+    if (index >= 2 * TEXTS)
+        file = piece_file(index < 3 * TEXTS ? "llama" : "t5", &file_bytes);
+    else if (index >= TEXTS)
+        file = tiny_file(&file_bytes);
     uint8_t *seed = malloc(2 + length + file_bytes);
     expect(seed != NULL);
     size_t at = 0;

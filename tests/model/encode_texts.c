@@ -2,6 +2,7 @@
  *
  * encode_texts MODEL [--special]: reads texts from standard input, each a little-endian 32-bit length and so many
  * bytes, and prints the token ids of each on a line of their own. --special parses special tokens.
+ * encode_texts MODEL --decode: reads such lines, and prints the text of each with a NUL behind it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,17 +39,43 @@ static int encode_all(const struct tokenizer *tokenizer, bool parse_special, str
     return code;
 }
 
+/* One line of ids: its text as a whole, without special tokens. */
+static void decode_line(const struct tokenizer *tokenizer, char *line) {
+    bool first = true;
+    for (char *at = strtok(line, " \n"); at != NULL; at = strtok(NULL, " \n")) {
+        int32_t token = atoi(at);
+        size_t bytes;
+        if (tokenizer_is_special(tokenizer, token))
+            continue;
+        const char *text = tokenizer_token_bytes(tokenizer, token, &bytes);
+        size_t skip = first ? tokenizer_leading_space(tokenizer, token) : 0;
+        fwrite(text + skip, 1, bytes - skip, stdout);
+        first = false;
+    }
+    putchar('\0');
+}
+
+static void decode_all(const struct tokenizer *tokenizer) {
+    char *line = NULL;
+    size_t capacity = 0;
+    while (getline(&line, &capacity, stdin) > 0)
+        decode_line(tokenizer, line);
+    free(line);
+}
+
 int main(int argc, char **argv) {
     struct error error = {0};
     if (argc < 2) {
-        fprintf(stderr, "usage: %s MODEL [--special]\n", argv[0]);
+        fprintf(stderr, "usage: %s MODEL [--special | --decode]\n", argv[0]);
         return 2;
     }
     struct tokenizer *tokenizer = NULL;
     struct gguf *gguf = gguf_open(argv[1], &error);
     if (gguf != NULL)
         tokenizer = tokenizer_create(gguf, &error);
-    if (tokenizer != NULL)
+    if (tokenizer != NULL && argc > 2 && strcmp(argv[2], "--decode") == 0)
+        decode_all(tokenizer);
+    else if (tokenizer != NULL)
         encode_all(tokenizer, argc > 2 && strcmp(argv[2], "--special") == 0, &error);
     if (error.code != 0)
         fprintf(stderr, "%s\n", error.message);

@@ -67,6 +67,17 @@ bool tokenizer_is_end(const struct tokenizer *tokenizer, int32_t token) {
     return token == 257 || token == 258;
 }
 
+bool tokenizer_adds_eos(const struct tokenizer *tokenizer) {
+    (void)tokenizer;
+    return false;
+}
+
+size_t tokenizer_leading_space(const struct tokenizer *tokenizer, int32_t token) {
+    (void)tokenizer;
+    (void)token;
+    return 0;
+}
+
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t token) {
     (void)tokenizer;
     return token >= 256;

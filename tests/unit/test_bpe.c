@@ -63,7 +63,7 @@ static struct bpe *make_merges(uint64_t seed) {
         uint32_t known = LETTERS + i < 12 ? LETTERS + i : 12; /* few symbols: pairs that occur */
         merge_left[i] = (int32_t)roll(seed, 2 * i, i % 3 == 0 ? LETTERS + i : known);
         merge_right[i] = (int32_t)roll(seed, 2 * i + 1, i % 3 == 1 ? LETTERS + i : known);
-        bpe_add(bpe, merge_left[i], merge_right[i], (int32_t)(LETTERS + i));
+        bpe_add(bpe, merge_left[i], merge_right[i], (int32_t)(LETTERS + i), (uint32_t)i);
     }
     rank_pairs();
     return bpe;
