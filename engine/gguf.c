@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/gguf.h"
+#include "engine/gguf_internal.h"
 
 #include "engine/bytes.h"
 
@@ -18,31 +18,6 @@ enum {
     DIMENSIONS_MAX = 4,
     ALIGNMENT_DEFAULT = 32,
     SHOWN_MAX = 80, /* bytes of a key or name in a message */
-};
-
-/* Sorted names, so that no choice of names makes looking one up slow, as a hash table's could. */
-struct name_entry {
-    struct gguf_string name;
-    size_t place;
-};
-struct name_index {
-    struct name_entry *entries;
-    size_t count;
-};
-
-struct gguf {
-    char *name; /* of the file, for messages */
-    const uint8_t *data;
-    size_t bytes;
-    bool mapped;
-    uint32_t version;
-    struct gguf_pair *pairs;
-    size_t pair_count;
-    struct gguf_string *single_strings; /* [pair_count], the values of pairs that are one string */
-    struct gguf_tensor *tensors;
-    size_t tensor_count;
-    struct name_index pair_index;
-    struct name_index tensor_index;
 };
 
 /* Where reading stands. Every function below returns 0 or a code, the message being set. */
@@ -208,12 +183,12 @@ static int entry_compare(const void *a, const void *b) {
 }
 
 /* Sorts index->entries; a name that occurs twice is an error. */
-static int index_sort(struct reader *reader, struct name_index *index, const char *what) {
+static int index_sort(const struct gguf *gguf, struct name_index *index, const char *what, struct error *error) {
     qsort(index->entries, index->count, sizeof *index->entries, entry_compare);
     for (size_t i = 1; i < index->count; i++) {
         if (entry_compare(&index->entries[i - 1], &index->entries[i]) == 0) {
             char shown[SHOWN_MAX];
-            return error_set(reader->error, ERROR_FORMAT, "%s: %s \"%s\" occurs twice", reader->gguf->name, what,
+            return error_set(error, ERROR_FORMAT, "%s: %s \"%s\" occurs twice", gguf->name, what,
                 gguf_string_show(index->entries[i].name, shown, sizeof shown));
         }
     }
@@ -247,46 +222,50 @@ static int read_pairs(struct reader *reader, size_t count) {
         code = read_pair(reader, i);
         gguf->pair_index.entries[i] = (struct name_entry){gguf->pairs[i].key, i};
     }
-    return code != 0 ? code : index_sort(reader, &gguf->pair_index, "key");
+    return code != 0 ? code : index_sort(gguf, &gguf->pair_index, "key", reader->error);
+}
+
+static int report_tensor(const char *file, const struct gguf_tensor *tensor, const char *what, struct error *error) {
+    char shown[SHOWN_MAX];
+    return error_set(
+        error, ERROR_FORMAT, "%s: tensor \"%s\": %s", file, gguf_string_show(tensor->name, shown, sizeof shown), what);
 }
 
 static int tensor_error(const struct reader *reader, const struct gguf_tensor *tensor, const char *what) {
-    char shown[SHOWN_MAX];
-    return error_set(reader->error, ERROR_FORMAT, "%s: tensor \"%s\": %s", reader->gguf->name,
-        gguf_string_show(tensor->name, shown, sizeof shown), what);
+    return report_tensor(reader->gguf->name, tensor, what, reader->error);
 }
 
-/* Sizes and the number of bytes, which stays 0 when the type is unknown. */
 static int read_tensor_sizes(struct reader *reader, struct gguf_tensor *tensor) {
     int code = read_u32(reader, "a tensor's number of dimensions", &tensor->dimensions);
     if (code != 0)
         return code;
     if (tensor->dimensions < 1 || tensor->dimensions > DIMENSIONS_MAX)
         return tensor_error(reader, tensor, "the number of dimensions is not 1 to 4");
-    uint64_t values = 1;
     for (uint32_t i = 0; i < DIMENSIONS_MAX; i++) {
         tensor->size[i] = 1;
         if (i < tensor->dimensions)
             code = read_u64(reader, "a tensor's size", &tensor->size[i]);
         if (code != 0)
             return code;
-        if (tensor->size[i] == 0)
-            return tensor_error(reader, tensor, "a size is 0");
-        if (__builtin_mul_overflow(values, tensor->size[i], &values) || values > INT64_MAX)
-            return tensor_error(reader, tensor, "the product of the sizes overflows");
     }
     return 0;
 }
 
-static int count_tensor_bytes(struct reader *reader, struct gguf_tensor *tensor) {
+int gguf_count_bytes(struct gguf_tensor *tensor, const char *file, struct error *error) {
     const struct tensor_format *format = tensor_format_find(tensor->type);
+    uint64_t values = 1;
+    for (uint32_t i = 0; i < DIMENSIONS_MAX; i++) {
+        if (tensor->size[i] == 0)
+            return report_tensor(file, tensor, "a size is 0", error);
+        if (__builtin_mul_overflow(values, tensor->size[i], &values) || values > INT64_MAX)
+            return report_tensor(file, tensor, "the product of the sizes overflows", error);
+    }
     if (format == NULL)
         return 0;
     if (tensor->size[0] % format->block_values != 0)
-        return tensor_error(reader, tensor, "a row is not a whole number of blocks of its format");
-    uint64_t blocks = tensor->size[0] / format->block_values * tensor->size[1] * tensor->size[2] * tensor->size[3];
-    if (__builtin_mul_overflow(blocks, (uint64_t)format->block_bytes, &tensor->bytes))
-        return tensor_error(reader, tensor, "the number of bytes overflows");
+        return report_tensor(file, tensor, "a row is not a whole number of blocks of its format", error);
+    if (__builtin_mul_overflow(values / format->block_values, (uint64_t)format->block_bytes, &tensor->bytes))
+        return report_tensor(file, tensor, "the number of bytes overflows", error);
     return 0;
 }
 
@@ -299,7 +278,7 @@ static int read_tensor(struct reader *reader, struct gguf_tensor *tensor) {
     if (code == 0)
         code = read_u64(reader, "a tensor's offset", &tensor->offset);
     if (code == 0)
-        code = count_tensor_bytes(reader, tensor);
+        code = gguf_count_bytes(tensor, reader->gguf->name, reader->error);
     return code;
 }
 
@@ -314,7 +293,7 @@ static int read_tensors(struct reader *reader, size_t count) {
         code = read_tensor(reader, &gguf->tensors[i]);
         gguf->tensor_index.entries[i] = (struct name_entry){gguf->tensors[i].name, i};
     }
-    return code != 0 ? code : index_sort(reader, &gguf->tensor_index, "tensor");
+    return code != 0 ? code : index_sort(gguf, &gguf->tensor_index, "tensor", reader->error);
 }
 
 static int read_alignment(struct reader *reader, uint32_t *alignment) {
@@ -397,8 +376,8 @@ struct gguf *gguf_open_memory(const void *data, size_t bytes, const char *name, 
     return gguf;
 }
 
-/* Maps a whole regular file; the descriptor is not needed afterwards. */
-static int map_file(const char *path, void **data, size_t *bytes, struct error *error) {
+/* The descriptor is not needed afterwards. */
+int gguf_map_file(const char *path, struct gguf_mapping *out, struct error *error) {
     int code = 0;
     struct stat status;
     /* Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever. */
@@ -414,29 +393,68 @@ static int map_file(const char *path, void **data, size_t *bytes, struct error *
         goto done;
     }
     if (status.st_size == 0) {
-        code = error_set(error, ERROR_FORMAT, "%s: not a GGUF file (it is empty)", path);
+        code = error_set(error, ERROR_FORMAT, "%s: not a model file (it is empty)", path);
         goto done;
     }
-    *bytes = (size_t)status.st_size;
-    *data = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (*data == MAP_FAILED)
+    out->bytes = (size_t)status.st_size;
+    out->data = mmap(NULL, out->bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (out->data == MAP_FAILED)
         code = error_set(error, ERROR_IO, "%s: cannot map: %s", path, strerror(errno));
 done:
     close(descriptor);
     return code;
 }
 
-struct gguf *gguf_open(const char *path, struct error *error) {
-    void *data = NULL;
-    size_t bytes = 0;
-    if (map_file(path, &data, &bytes, error) != 0)
+int gguf_add_mapping(struct gguf *gguf, struct gguf_mapping mapping, struct error *error) {
+    struct gguf_mapping *mappings = realloc(gguf->mappings, (gguf->mapping_count + 1) * sizeof *mappings);
+    if (mappings == NULL) {
+        munmap(mapping.data, mapping.bytes);
+        return error_set(error, ERROR_MEMORY, "%s: no memory", gguf->name);
+    }
+    mappings[gguf->mapping_count++] = mapping;
+    gguf->mappings = mappings;
+    return 0;
+}
+
+int gguf_add_tensors(struct gguf *gguf, const struct gguf_tensor *tensors, size_t count, struct error *error) {
+    size_t total = gguf->tensor_count + count;
+    struct gguf_tensor *all = realloc(gguf->tensors, (total + 1) * sizeof *all);
+    if (all != NULL)
+        gguf->tensors = all;
+    struct name_entry *entries = realloc(gguf->tensor_index.entries, (total + 1) * sizeof *entries);
+    if (entries != NULL)
+        gguf->tensor_index.entries = entries;
+    if (all == NULL || entries == NULL)
+        return error_set(error, ERROR_MEMORY, "%s: no memory for %zu tensors", gguf->name, total);
+    for (size_t i = 0; i < count; i++) {
+        all[gguf->tensor_count + i] = tensors[i];
+        entries[gguf->tensor_count + i] = (struct name_entry){tensors[i].name, gguf->tensor_count + i};
+    }
+    gguf->tensor_count = gguf->tensor_index.count = total;
+    return index_sort(gguf, &gguf->tensor_index, "tensor", error);
+}
+
+struct gguf *gguf_open_one(const char *path, struct error *error) {
+    struct gguf_mapping mapping = {0};
+    if (gguf_map_file(path, &mapping, error) != 0)
         return NULL;
-    struct gguf *gguf = gguf_open_memory(data, bytes, path, error);
-    if (gguf == NULL)
-        munmap(data, bytes);
-    else
-        gguf->mapped = true;
-    return gguf;
+    struct gguf *gguf = gguf_open_memory(mapping.data, mapping.bytes, path, error);
+    if (gguf == NULL) {
+        munmap(mapping.data, mapping.bytes);
+        return NULL;
+    }
+    if (gguf_add_mapping(gguf, mapping, error) == 0)
+        return gguf;
+    gguf_free(gguf);
+    return NULL;
+}
+
+struct gguf *gguf_open(const char *path, struct error *error) {
+    struct gguf *gguf = gguf_open_one(path, error);
+    if (gguf == NULL || gguf_join(gguf, error) == 0)
+        return gguf;
+    gguf_free(gguf);
+    return NULL;
 }
 
 void gguf_free(struct gguf *gguf) {
@@ -450,8 +468,11 @@ void gguf_free(struct gguf *gguf) {
     free(gguf->tensors);
     free(gguf->pair_index.entries);
     free(gguf->tensor_index.entries);
-    if (gguf->mapped)
-        munmap((void *)gguf->data, gguf->bytes);
+    for (size_t i = 0; i < gguf->mapping_count; i++)
+        munmap(gguf->mappings[i].data, gguf->mappings[i].bytes);
+    free(gguf->mappings);
+    free(gguf->owned);
+    free(gguf->names);
     free(gguf->name);
     free(gguf);
 }
@@ -465,7 +486,7 @@ const char *gguf_name(const struct gguf *gguf) {
 }
 
 size_t gguf_bytes(const struct gguf *gguf) {
-    return gguf->bytes;
+    return gguf->bytes + gguf->other_bytes;
 }
 
 size_t gguf_pair_count(const struct gguf *gguf) {
@@ -495,12 +516,19 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *gguf, const char *
 }
 
 void gguf_forget(const struct gguf *gguf, const void *data, size_t bytes) {
-    size_t offset = (size_t)((const uint8_t *)data - gguf->data);
-    if (!gguf->mapped || offset > gguf->bytes || bytes > gguf->bytes - offset)
-        return;
+    const uint8_t *from = data;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t first = (offset + page - 1) / page * page;
-    size_t end = (offset + bytes) / page * page;
-    if (first < end)
-        madvise((void *)(gguf->data + first), end - first, MADV_DONTNEED);
+    for (size_t i = 0; i < gguf->mapping_count; i++) {
+        const struct gguf_mapping *mapping = &gguf->mappings[i];
+        if (from < mapping->data || from >= mapping->data + mapping->bytes)
+            continue;
+        size_t offset = (size_t)(from - mapping->data);
+        if (bytes > mapping->bytes - offset)
+            return;
+        size_t first = (offset + page - 1) / page * page;
+        size_t end = (offset + bytes) / page * page;
+        if (first < end)
+            madvise(mapping->data + first, end - first, MADV_DONTNEED);
+        return;
+    }
 }

@@ -51,12 +51,14 @@ struct gguf_tensor {
     uint64_t size[4]; /* fastest dimension first; unused ones are 1 */
     const void *data; /* NULL when the type is unknown (its bytes cannot be counted) */
     size_t bytes;     /* 0 when unknown */
-    uint64_t offset;  /* from the start of the file */
+    uint64_t offset;  /* from the start of its file */
 };
 
-struct gguf; /* opaque; owns the mapping */
+struct gguf; /* opaque; owns the mappings */
 
-/* Opens and checks the whole directory of the file. NULL with a message that names the file and what is wrong. */
+/* Opens and checks the whole directory of the file, and of its other parts where path is the first of a split model
+ * (NAME-00001-of-00003.gguf): their tensors are all here then. NULL with a message that names the file and what is
+ * wrong. */
 struct gguf *gguf_open(const char *path, struct error *error);
 /* The same over bytes in memory, which must outlive the result (tests, fuzzing). name is used in messages. */
 struct gguf *gguf_open_memory(const void *data, size_t bytes, const char *name, struct error *error);
@@ -64,7 +66,7 @@ void gguf_free(struct gguf *gguf);
 
 uint32_t gguf_version(const struct gguf *gguf);
 const char *gguf_name(const struct gguf *gguf); /* path or name it was opened with */
-size_t gguf_bytes(const struct gguf *gguf);     /* of the whole file */
+size_t gguf_bytes(const struct gguf *gguf);     /* of the whole file, or of all files */
 size_t gguf_pair_count(const struct gguf *gguf);
 const struct gguf_pair *gguf_pair_at(const struct gguf *gguf, size_t index);
 const struct gguf_pair *gguf_find(const struct gguf *gguf, const char *key); /* NULL when absent */
