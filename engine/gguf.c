@@ -2,6 +2,7 @@
 #include "engine/gguf_internal.h"
 
 #include "engine/bytes.h"
+#include "engine/directory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -450,6 +451,8 @@ struct gguf *gguf_open_one(const char *path, struct error *error) {
 }
 
 struct gguf *gguf_open(const char *path, struct error *error) {
+    if (directory_is(path))
+        return directory_open(path, error);
     struct gguf *gguf = gguf_open_one(path, error);
     if (gguf == NULL || gguf_join(gguf, error) == 0)
         return gguf;

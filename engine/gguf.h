@@ -57,7 +57,8 @@ struct gguf_tensor {
 struct gguf; /* opaque; owns the mappings */
 
 /* Opens and checks the whole directory of the file, and of its other parts where path is the first of a split model
- * (NAME-00001-of-00003.gguf): their tensors are all here then. NULL with a message that names the file and what is
+ * (NAME-00001-of-00003.gguf): their tensors are all here then. A directory
+ * with safetensors files is opened as directory.h says. NULL with a message that names the file and what is
  * wrong. */
 struct gguf *gguf_open(const char *path, struct error *error);
 /* The same over bytes in memory, which must outlive the result (tests, fuzzing). name is used in messages. */

@@ -61,9 +61,12 @@ static int read_pretokenizer(struct tokenizer *tokenizer, const struct gguf *ggu
         code = pretokenizer_create(name, &tokenizer->pretokenizer, error);
     if (code == 0)
         tokenizer->traits = pretokenizer_traits(tokenizer->pretokenizer);
-    static const char whole[] = "tokenizer.ggml.ignore_merges"; /* ours, for tokenizer.json's field */
+    /* What a name implies a tokenizer.json says itself (directory.h); these keys are ours. */
+    static const char whole[] = "tokenizer.ggml.ignore_merges", nfc[] = "tokenizer.ggml.nfc";
     if (code == 0 && gguf_find(gguf, whole) != NULL)
         code = gguf_get_bool(gguf, whole, &tokenizer->traits.whole_pieces, error);
+    if (code == 0 && gguf_find(gguf, nfc) != NULL)
+        code = gguf_get_bool(gguf, nfc, &tokenizer->traits.composes, error);
     return code;
 }
 
