@@ -165,7 +165,7 @@ static int bench_request_cases(struct bench *bench, struct error *error) {
 
 static int open_engine(struct bench *bench, struct error *error) {
     struct engine_options options = engine_options_of(bench->config);
-    bench->model = model_open(bench->config->model, error);
+    bench->model = engine_open_model(bench->config, error);
     if (bench->model == NULL)
         return engine_error_of_file(bench->config, error);
     bench->engine = engine_open(bench->model, &options, error);

@@ -2,6 +2,7 @@
 #include "commands/engine_config.h"
 
 #include "engine/log.h"
+#include "engine/quantise.h"
 #include "policy/network.h"
 
 #include <stdio.h>
@@ -29,6 +30,13 @@ struct engine_options engine_options_of(const struct config *config) {
         .exact = strcmp(config->precision, "f32") == 0,
         .prefix_sharing = config->prefix_sharing,
     };
+}
+
+struct model *engine_open_model(const struct config *config, struct error *error) {
+    struct model *model = model_open(config->model, error);
+    if (model != NULL)
+        (void)quantise_find_format(config->quantize, &model->quantise); /* the option's choices are its formats */
+    return model;
 }
 
 int engine_error_of_file(const struct config *config, struct error *error) {

@@ -12,6 +12,9 @@
 /* Borrows strings of config. */
 struct engine_options engine_options_of(const struct config *config);
 
+/* The model of --model, to be loaded as --quantize says. */
+struct model *engine_open_model(const struct config *config, struct error *error);
+
 /* Puts the model's file before an error's message, unless it stands there already. Returns the code. */
 int engine_error_of_file(const struct config *config, struct error *error);
 

@@ -56,7 +56,7 @@ static void install_signals(void) {
 
 static int open_engine(struct eval *eval, struct error *error) {
     struct engine_options options = engine_options_of(eval->config);
-    eval->model = model_open(eval->config->model, error);
+    eval->model = engine_open_model(eval->config, error);
     if (eval->model == NULL)
         return engine_error_of_file(eval->config, error);
     eval->tokenizer = tokenizer_create(eval->model->file, error);

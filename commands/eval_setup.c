@@ -118,8 +118,9 @@ int eval_plan_create(const struct config *config, const struct trained_policies 
     const struct tokenizer *tokenizer, const struct chat_source *chat, struct eval_plan *plan, struct error *error) {
     const struct model *model = engine_model(engine);
     *plan = (struct eval_plan){0};
-    snprintf(
-        plan->model_key, sizeof plan->model_key, "%s %s %s", model->fingerprint, config->precision, config->kv_format);
+    const bool smaller = model->quantise != TENSOR_F32; /* without it the key is that of older result files */
+    snprintf(plan->model_key, sizeof plan->model_key, "%s %s %s%s%s", model->fingerprint, config->precision,
+        config->kv_format, smaller ? " " : "", smaller ? config->quantize : "");
     plan->setup = (struct eval_setup){.model = plan->model_key,
         .task = config->task,
         .seed = config->seed,

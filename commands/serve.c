@@ -71,7 +71,7 @@ static int serve_load(
     void *context, const struct server_hooks *hooks, struct server_model *model, struct error *error) {
     struct serve *serve = context;
     const struct config *config = serve->config;
-    serve->model = model_open(config->model, error);
+    serve->model = engine_open_model(config, error);
     if (serve->model == NULL)
         return engine_error_of_file(config, error);
     serve->tokenizer = tokenizer_create(serve->model->file, error);

@@ -131,7 +131,7 @@ static void take_event(void *context, const struct train_event *event) {
 
 static int open_train(struct train *train, struct error *error) {
     struct engine_options options = engine_options_of(train->config);
-    train->model = model_open(train->config->model, error);
+    train->model = engine_open_model(train->config, error);
     if (train->model == NULL)
         return engine_error_of_file(train->config, error);
     train->tokenizer = tokenizer_create(train->model->file, error);

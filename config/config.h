@@ -54,6 +54,7 @@ struct config {
     size_t kv_swap;               /* bytes of host memory for preempted sequences that were pruned */
     char *kv_format;              /* f16 | f32 | bf16 */
     char *precision;              /* int8 | f32 */
+    char *quantize;               /* none | q8_0 | q4_0 */
     uint32_t context;             /* 0: the model's */
     uint32_t batch_tokens;        /* rows of one step */
     uint32_t prefill_chunk;       /* prompt tokens a step while others decode; 0: batch_tokens */

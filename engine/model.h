@@ -49,7 +49,8 @@ struct model {
     struct tensor output;          /* [vocabulary, width]; the embedding again when the file ties them */
     struct model_layer *layers;    /* [shape.layers] */
     char *names;                   /* storage of the tensors' names */
-    char fingerprint[65];          /* hex SHA-256 over names, types, sizes and a sample of the data of all tensors */
+    enum tensor_type quantise; /* Q8_0 or Q4_0: backends get matrices in F32, F16 and BF16 so (quantise.h); F32: no */
+    char fingerprint[65];      /* hex SHA-256 over names, types, sizes and a sample of the data of all tensors */
 };
 
 /* Opens path, checks every tensor's presence, shape and format. The message of a failure names the file and the

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/transformer.h"
 
+#include "engine/quantise.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,10 +73,18 @@ static float *upload_vector(struct transformer *t, const struct tensor *tensor, 
 
 static int load_matrix(struct transformer *t, const struct model *model, const struct tensor *tensor,
     enum weight_role role, bool exact, struct backend_weight **out, struct error *error) {
+    struct tensor smaller = *tensor;
+    void *memory = NULL;
+    if (quantise_takes(tensor, model->quantise)) {
+        int code = quantise_tensor(tensor, model->quantise, &smaller, &memory, error);
+        if (code != 0)
+            return code;
+    }
     if (t->ranks > 1)
-        *out = operations(t)->weight_split(t->backend, tensor, role, exact, error);
+        *out = operations(t)->weight_split(t->backend, &smaller, role, exact, error);
     else
-        *out = operations(t)->weight_create(t->backend, tensor, exact, error);
+        *out = operations(t)->weight_create(t->backend, &smaller, exact, error);
+    free(memory);
     if (*out == NULL)
         return error ? error->code : ERROR_MEMORY;
     gguf_forget(model->file, tensor->data, tensor->bytes);

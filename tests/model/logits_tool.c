@@ -3,7 +3,7 @@
  * Runs the engine over given tokens and writes what it computes, for tests/model/test_logits.py.
  *
  *   logits_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--together] [--stride N]
- *               [--features TIER] [--threads N] [--top]
+ *               [--features TIER] [--threads N] [--top] [--quantize q8_0|q4_0]
  *
  * Standard input: one sequence a line, token ids separated by blanks or commas (brackets are skipped, so that a JSON
  * list on a line is fine). Standard output: float32 logits [vocabulary] of every token of every sequence, in order; or
@@ -13,6 +13,7 @@
  *   --together   all sequences advance in the same batches, `chunk` tokens each, not one after another
  */
 #include "engine/engine.h"
+#include "engine/quantise.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ struct options {
     const char *model;
     const char *kv;
     const char *features;
+    const char *quantize;
     uint32_t chunk;
     uint32_t stride;
     uint32_t threads;
@@ -59,6 +61,8 @@ static int parse_arguments(int count, char **arguments, struct options *options)
             options->kv = arguments[++i];
         else if (strcmp(name, "--features") == 0)
             options->features = arguments[++i];
+        else if (strcmp(name, "--quantize") == 0)
+            options->quantize = arguments[++i];
         else if (strcmp(name, "--chunk") == 0)
             options->chunk = (uint32_t)strtoul(arguments[++i], NULL, 10);
         else if (strcmp(name, "--stride") == 0)
@@ -228,6 +232,10 @@ static int run_model(const struct options *options, struct text *texts, uint32_t
     struct model *model = model_open(options->model, error);
     if (model == NULL)
         return error->code;
+    if (options->quantize != NULL && quantise_find_format(options->quantize, &model->quantise) != 0) {
+        model_free(model);
+        return error_set(error, ERROR_INVALID, "no format %s", options->quantize);
+    }
     struct engine *engine = engine_open(model, &engine_options, error);
     int code = engine == NULL ? error->code : run(engine, options, texts, count, error);
     if (code == 0)
