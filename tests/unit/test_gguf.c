@@ -344,8 +344,9 @@ static void opens_regular_files_only(void **state) {
     assert_non_null(mkdtemp(folder));
     strcat(strcpy(pipe, folder), "/pipe");
     assert_int_equal(mkfifo(pipe, 0600), 0);
-    assert_null(gguf_open(folder, &error));
-    assert_non_null(strstr(error.message, "not a regular file"));
+    assert_null(gguf_open(folder, &error)); /* a directory without a model */
+    assert_int_equal(error.code, ERROR_IO);
+    assert_non_null(strstr(error.message, "/config.json: cannot open"));
     assert_null(gguf_open(pipe, &error)); /* and does not wait for a writer */
     assert_non_null(strstr(error.message, "not a regular file"));
     unlink(pipe);
