@@ -159,17 +159,23 @@ static int list_merge(struct sentencepiece *model, struct gguf_string merge, uin
     struct gguf_string left = without_marks((struct gguf_string){merge.text, before}, copy);
     struct gguf_string right =
         without_marks((struct gguf_string){space + 1, merge.bytes - before - 1}, copy + left.bytes);
-    int32_t left_id = vocabulary_find(model->vocabulary, left, nothing);
-    int32_t right_id = vocabulary_find(model->vocabulary, right, nothing);
-    int32_t id = vocabulary_find(model->vocabulary, left, right);
+    const struct gguf_string parts[] = {left, right, {copy, left.bytes + right.bytes}};
+    static const char *const names[] = {"left", "right", "joined"};
+    int32_t ids[3];
+    int code = 0;
+    bool used = true;
+    for (int i = 0; code == 0 && i < 3; i++) {
+        ids[i] = vocabulary_find(model->vocabulary, parts[i], nothing);
+        used &= ids[i] >= 0;
+        /* User-defined tokens are found before anything is merged, so that their merges never come up. */
+        if (ids[i] < 0 && text_set_find(&model->user_defined, parts[i].text, parts[i].bytes) < 0)
+            code =
+                error_set(error, ERROR_FORMAT, "merge %u: the vocabulary has no token for its %s part", rank, names[i]);
+    }
+    if (code == 0 && used)
+        bpe_add(model->bpe, ids[0], ids[1], ids[2], rank);
     free(copy);
-    if (left_id < 0 || right_id < 0 || id < 0)
-        return error_set(error, ERROR_FORMAT, "merge %u: the vocabulary has no token for its %s part", rank,
-            left_id < 0    ? "left"
-            : right_id < 0 ? "right"
-                           : "joined");
-    bpe_add(model->bpe, left_id, right_id, id, rank);
-    return 0;
+    return code;
 }
 
 static int merges_from_list(struct sentencepiece *model, const struct gguf_pair *merges, struct error *error) {

@@ -22,15 +22,21 @@ BEGIN, END = "<|begin|>", "<|end|>"
 
 def train(pre):
     """A tokenizer as tokenizer.json has it, with BOS by its post-processor."""
-    if pre == "pieces":
+    if pre.startswith("pieces"):
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+        prefix = [normalizers.Prepend("\u2581")] if pre == "pieces" else []
+        tokenizer.normalizer = normalizers.Sequence(prefix + [normalizers.Replace(" ", "\u2581")])
         specials = ["<unk>"] + [f"<0x{b:02X}>" for b in range(256)]
         trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False, special_tokens=specials, limit_alphabet=120)
         tokenizer.train_from_iterator(fixture_texts(), trainer)
         described = json.loads(tokenizer.to_str())  # bytes are words of the model, not tokens that are searched for
         described["added_tokens"] = [t for t in described["added_tokens"] if t["content"] == "<unk>"]
         tokenizer = Tokenizer.from_str(json.dumps(described))
+        if pre == "pieces_added":  # tokens that merges make too, as in gemma's
+            words = tokenizer.get_vocab()
+            pairs = sorted((t for t in words if len(t) == 2 and t.isascii()), key=words.get)[:3]
+            assert len(pairs) == 3
+            tokenizer.add_tokens([AddedToken(t, normalized=False) for t in pairs])
     else:
         tokenizer = Tokenizer(models.BPE(ignore_merges=pre in WHOLE_PIECES))
         if pre == "smollm":
@@ -172,7 +178,7 @@ def test_values(tmp_path, dtype):
     np.testing.assert_array_equal(dequantise(str(tmp_path / "model"), rows), expected.reshape(-1))
 
 
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "o200k", "pieces"])
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "o200k", "pieces", "pieces_added"])
 def test_tokenizer(tmp_path, pre):
     tokenizer, _ = write_directory(tmp_path / "model", pre=pre)
     begin = tokenizer.token_to_id(BEGIN)
@@ -183,7 +189,7 @@ def test_tokenizer(tmp_path, pre):
     if pre == "qwen2":  # the package's table of composition may be another version's
         import unicodedata
         texts = [t for t in texts if normalizers.NFC().normalize_str(t) == unicodedata.normalize("NFC", t)]
-    texts = [t for t in texts if t and BEGIN not in t and END not in t and (pre != "pieces" or "<unk>" not in t)]
+    texts = [t for t in texts if t and BEGIN not in t and END not in t and (not pre.startswith("pieces") or "<unk>" not in t)]
     for text, ids in zip(texts, encode_all(str(tmp_path / "model"), texts)):
         assert ids == tokenizer.encode(text, add_special_tokens=False).ids, text
     text = f"{BEGIN}a{END} b"
