@@ -236,14 +236,11 @@ static void describe_tensors(struct report *report) {
 static void describe_refusal(struct report *report, const struct error *error) {
     struct gguf_string text;
     char shown[SHOWN_BYTES];
-    bool known = false;
     put(report, report->root, "reason", shown_text(error->message));
     if (gguf_get_string(report->gguf, "general.architecture", &text, NULL) != 0)
         return;
     gguf_string_show(text, shown, sizeof shown);
-    for (const char *const *name = model_architectures(); *name != NULL; name++)
-        known |= strcmp(*name, shown) == 0;
-    if (!known)
+    if (architecture_find(shown) == NULL)
         add_unsupported(report, "architecture", json_string(shown), NULL);
     else if (json_array_size(report->unsupported) == 0)
         add_unsupported(report, "model", shown_text(error->message), NULL);

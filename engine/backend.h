@@ -85,6 +85,8 @@ struct kv_head_view {
      * value [d], a logit that is added to q k / sqrt(d), and what summarise goes on with. Visible to every row; merged
      * after the last split. */
     const float *summary;
+    /* Slots before it (a multiple of KV_PAGE_SLOTS) are gone, and so are their pages: a sliding layer's. */
+    uint32_t from_slot;
     /* Device: the same page numbers as `pages`, or NULL: nobody keeps them there. A backend that wants them and does
      * not find them here sends `pages`. */
     const uint32_t *device_pages;
@@ -215,6 +217,10 @@ struct kv_batch {
      * heads NULL: not this item. Its stages are such as attend_scores takes, its heads have no scores; `worst` is set
      * to what score would find, or left as it was where there is no memory. */
     const struct score_layer *scored;
+    /* Further parameters of attend, for backends with attend_variants; 0 is the plain case of each. */
+    uint32_t window; /* a row sees its own position and the window - 1 before it; 0: all before it */
+    float scale;     /* of q k; 0: 1 / sqrt(d) */
+    float cap;       /* scaled scores s become cap tanh(s / cap); before a summary slot's logit is added; 0: stay */
 };
 
 /* A batch on its way through all layers, for backends that want to have all of it before they begin. Letters as above;
@@ -390,6 +396,24 @@ struct backend_operations {
     void (*rms_norm)(struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows,
         uint32_t width, float *out);
 
+    /* out += x / sqrt(mean(x^2) + epsilon) * weight. NULL: the backend cannot; and so for all that are marked so. */
+    void (*rms_norm_add)(struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows,
+        uint32_t width, float *out);
+
+    /* Every head of queries and keys in qkv [R, H*d | K*d | K*d] is normed by itself, in place: h / sqrt(mean(h^2) +
+     * epsilon) * weight. Weights: device [d]. NULL: cannot. */
+    void (*head_norms)(struct backend *, const float *query_weight, const float *key_weight, float epsilon,
+        uint32_t rows, uint32_t heads, uint32_t kv_heads, uint32_t head_dim, float *qkv);
+
+    /* x[r] += bias: device [D]. NULL: cannot. */
+    void (*add_bias)(struct backend *, const float *bias, uint32_t rows, uint32_t width, float *x);
+
+    /* x [R, D] *= factor. NULL: cannot. */
+    void (*scale)(struct backend *, float factor, uint32_t rows, uint32_t width, float *x);
+
+    /* x [R, D] = cap tanh(x / cap). NULL: cannot. */
+    void (*soft_cap)(struct backend *, float cap, uint32_t rows, uint32_t width, float *x);
+
     /* out[r, ...] = x[r] times each weight transposed, results of several weights side by side in a row of `out`:
      * x [R, columns], out [R, sum of weight rows]. All weights have the same columns. add: out += result (residual).
      * x and out must not overlap. */
@@ -403,6 +427,9 @@ struct backend_operations {
 
     /* Whether attend can score by these stages (struct kv_batch, scored). NULL: by none. */
     bool (*attend_scores)(const struct score_stage *stages, uint32_t count);
+
+    /* Whether attend heeds window, scale and cap of struct kv_batch. */
+    bool attend_variants;
 
     /* out [R, H*d] = softmax(q k / sqrt(d)) v over the slots of the row's sequence whose position is not after the
      * row's own. q is the leading part of qkv's rows (row stride (H + 2K) * d). Query head h reads KV head h / G.
@@ -452,6 +479,8 @@ struct backend_operations {
 
     /* gate_up [R, 2F], gate first: out [R, F] = silu(gate) * up. */
     void (*silu_mul)(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
+    /* The same with GELU in its tanh form: g (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2. NULL: cannot. */
+    void (*gelu_mul)(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
 
     /* out [n, D] = x[rows_wanted[i]]. */
     void (*gather_rows)(

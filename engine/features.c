@@ -83,7 +83,7 @@ static void read_values(const struct reading *reading, float *out) {
 static int read_keys(const struct reading *reading, float *out) {
     struct engine *engine = reading->engine;
     const struct backend_operations *operations = engine_operations(engine);
-    struct rope_params rope = transformer_rope(engine->transformer);
+    struct rope_params rope = transformer_rope(engine->transformer, reading->layer);
     size_t bytes = (size_t)reading->view.slots * engine->model->shape.head_dim * sizeof(float);
     uint32_t *slots = (uint32_t *)reading->space;
     struct backend *on = reading->on;

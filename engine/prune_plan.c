@@ -395,7 +395,7 @@ int prune_plan(struct prune *prune, struct sequence *const *sequences, uint32_t 
         return ERROR_MEMORY;
     if (grow_scores(engine, prune->scored_slots) != 0)
         return ERROR_MEMORY;
-    space->rope = transformer_rope(engine->transformer);
+    space->rope = transformer_rope(engine->transformer, engine->model->global_layers[0]);
     float *scores = space->scores;
     int code = 0;
     for (uint32_t i = 0; i < prune->count && code == 0; i++) {
@@ -511,7 +511,7 @@ const struct score_layer *engine_plan_ahead(struct engine *engine, const struct 
         return NULL;
     arena = (struct arena){.base = space->ahead};
     struct score_layer *scored = lay_out_ahead(&prune, items, count, &arena);
-    space->rope = transformer_rope(engine->transformer);
+    space->rope = transformer_rope(engine->transformer, engine->model->global_layers[0]);
     for (uint32_t i = 0; i < count; i++) {
         struct prune_job *job = &prune.jobs[i];
         float *none = NULL;

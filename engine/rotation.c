@@ -61,7 +61,7 @@ static int visit_sinks(struct sequence *sequence, sink_visit visit, struct error
 static int unrotate(struct sequence *sequence, const struct sink *sink, struct error *error) {
     (void)error;
     struct engine *engine = sequence->engine;
-    struct rope_params rope = transformer_rope(engine->transformer);
+    struct rope_params rope = transformer_rope(engine->transformer, sink->layer);
     struct kv_head_view view = kv_sequence_view(sequence->kv, sink->layer, sink->head);
     engine_operations(engine)->unrotate_slots(
         engine->backend, kv_cache_pool(engine->cache), &rope, view.pages, &sink->slot, 1, sink->key);
@@ -75,7 +75,7 @@ static int own(struct sequence *sequence, const struct sink *sink, struct error 
 static int rotate(struct sequence *sequence, const struct sink *sink, struct error *error) {
     (void)error;
     struct engine *engine = sequence->engine;
-    struct rope_params rope = transformer_rope(engine->transformer);
+    struct rope_params rope = transformer_rope(engine->transformer, sink->layer);
     struct kv_head_view view = kv_sequence_view(sequence->kv, sink->layer, sink->head);
     uint32_t to = sink->rank + sequence_length(sequence) - kv_sequence_tokens(sequence->kv, sink->layer, sink->head);
     engine_operations(engine)->rotate_slots(

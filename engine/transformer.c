@@ -3,15 +3,18 @@
 
 #include "engine/quantise.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/clock.h"
 
 struct layer_weights {
-    float *attn_norm; /* device [width] */
-    float *ffn_norm;  /* device [width] */
+    float *attn_norm;   /* device [width] */
+    float *ffn_norm;    /* device [width] */
+    float *bias;        /* device [(heads + 2 kv_heads) * head_dim]; this and those that follow: NULL: there is none */
+    float *bias_output; /* device [width] */
+    float *norm_q, *norm_k;                /* device [head_dim] */
+    float *attn_post_norm, *ffn_post_norm; /* device [width] */
     struct backend_weight *qkv[3];
     struct backend_weight *attn_output;
     struct backend_weight *gate_up[2];
@@ -21,13 +24,14 @@ struct layer_weights {
 struct transformer {
     struct backend *backend;
     uint32_t ranks; /* of the backend: what of a matrix each has is part of its width */
+    const struct model *model;
     struct model_shape shape;
     uint32_t rows_max;
     struct backend_weight *embedding;
     struct backend_weight *output; /* the embedding again when they are tied */
     float *output_norm;            /* device [width] */
     struct layer_weights *layers;
-    float *inverse_freq; /* host [rope_dim / 2] */
+    float *inverse_freq; /* host [2][rope_dim / 2] of global layers, of sliding ones */
     /* Device work space, rows_max rows each. */
     float *x;         /* [rows, width] residual stream */
     float *normed;    /* [rows, width] */
@@ -55,28 +59,56 @@ static uint32_t ff_width(const struct transformer *t) {
     return t->shape.ff_width / t->ranks;
 }
 
-static float *upload_vector(struct transformer *t, const struct tensor *tensor, struct error *error) {
-    size_t bytes = tensor->columns * sizeof(float);
+/* Where a file has the number that becomes number i of a head. */
+static uint32_t place_in_head(const struct model_shape *shape, uint32_t i) {
+    if (!shape->rope_halves || i >= shape->rope_dim)
+        return i;
+    return i / 2 + i % 2 * (shape->rope_dim / 2);
+}
+
+/* A vector [columns], its heads in the backend's order if they turn. */
+static void read_vector(const struct transformer *t, const struct tensor *tensor, bool turns, float *out) {
+    const struct model_shape *s = &t->shape;
+    tensor_dequantise_row(tensor, 0, out);
+    float head[MODEL_HEAD_DIM_MAX];
+    for (uint32_t first = 0; turns && s->rope_halves && first < tensor->columns; first += s->head_dim) {
+        memcpy(head, out + first, s->head_dim * sizeof *head);
+        for (uint32_t i = 0; i < s->head_dim; i++)
+            out[first + i] = head[place_in_head(s, i)];
+    }
+}
+
+/* Vectors [count], one behind the other, of which the first `turning` turn. NULL: no memory. */
+static float *upload_vectors(
+    struct transformer *t, const struct tensor *const *tensors, uint32_t count, uint32_t turning, struct error *error) {
+    size_t bytes = 0, at = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += tensors[i]->columns * sizeof(float);
     float *values = malloc(bytes);
     float *device = operations(t)->allocate(t->backend, bytes);
     if (values == NULL || device == NULL) {
-        error_set(error, ERROR_MEMORY, "no memory for tensor %s", tensor->name);
+        error_set(error, ERROR_MEMORY, "no memory for tensor %s", tensors[0]->name);
         operations(t)->release(t->backend, device);
         free(values);
         return NULL;
     }
-    tensor_dequantise_row(tensor, 0, values);
+    for (uint32_t i = 0; i < count; at += tensors[i]->columns, i++)
+        read_vector(t, tensors[i], i < turning, values + at);
     operations(t)->upload(t->backend, device, values, bytes);
     free(values);
     return device;
 }
 
-static int load_matrix(struct transformer *t, const struct model *model, const struct tensor *tensor,
-    enum weight_role role, bool exact, struct backend_weight **out, struct error *error) {
+static float *upload_vector(struct transformer *t, const struct tensor *tensor, bool turns, struct error *error) {
+    return upload_vectors(t, &tensor, 1, turns, error);
+}
+
+static int load_matrix(struct transformer *t, const struct tensor *tensor, enum weight_role role, bool exact,
+    struct backend_weight **out, struct error *error) {
     struct tensor smaller = *tensor;
     void *memory = NULL;
-    if (quantise_takes(tensor, model->quantise)) {
-        int code = quantise_tensor(tensor, model->quantise, &smaller, &memory, error);
+    if (quantise_takes(tensor, t->model->quantise)) {
+        int code = quantise_tensor(tensor, t->model->quantise, &smaller, &memory, error);
         if (code != 0)
             return code;
     }
@@ -85,55 +117,111 @@ static int load_matrix(struct transformer *t, const struct model *model, const s
     else
         *out = operations(t)->weight_create(t->backend, &smaller, exact, error);
     free(memory);
-    if (*out == NULL)
-        return error ? error->code : ERROR_MEMORY;
-    gguf_forget(model->file, tensor->data, tensor->bytes);
-    return 0;
+    return *out != NULL ? 0 : error ? error->code : ERROR_MEMORY;
 }
 
-static int load_layer(struct transformer *t, const struct model *model, const struct model_layer *from, bool exact,
-    struct layer_weights *to, struct error *error) {
-    to->attn_norm = upload_vector(t, &from->attn_norm, error);
-    to->ffn_norm = upload_vector(t, &from->ffn_norm, error);
-    if (to->attn_norm == NULL || to->ffn_norm == NULL)
-        return ERROR_MEMORY;
+static int load_and_forget(struct transformer *t, const struct tensor *tensor, enum weight_role role, bool exact,
+    struct backend_weight **out, struct error *error) {
+    int code = load_matrix(t, tensor, role, exact, out, error);
+    if (code == 0)
+        gguf_forget(t->model->file, tensor->data, tensor->bytes);
+    return code;
+}
+
+/* W_q or W_k: rows of each head in the backend's order. */
+static int load_turning(
+    struct transformer *t, const struct tensor *tensor, bool exact, struct backend_weight **out, struct error *error) {
+    const struct model_shape *s = &t->shape;
+    if (!s->rope_halves)
+        return load_and_forget(t, tensor, WEIGHT_ROWS, exact, out, error);
+    size_t row_bytes = tensor_row_bytes(tensor->type, tensor->columns);
+    char *rows = malloc(tensor->rows * row_bytes);
+    if (rows == NULL)
+        return error_set(error, ERROR_MEMORY, "no memory for tensor %s", tensor->name);
+    for (uint32_t row = 0; row < tensor->rows; row++) {
+        uint32_t from = row / s->head_dim * s->head_dim + place_in_head(s, row % s->head_dim);
+        memcpy(rows + row * row_bytes, tensor_row(tensor, from), row_bytes);
+    }
+    struct tensor ordered = *tensor;
+    ordered.data = rows;
+    ordered.bytes = tensor->rows * row_bytes;
+    ordered.stride = 0;
+    int code = load_matrix(t, &ordered, WEIGHT_ROWS, exact, out, error);
+    free(rows);
+    if (code == 0)
+        gguf_forget(t->model->file, tensor->data, tensor->bytes);
+    return code;
+}
+
+/* Vectors of a layer that this model has. */
+static int load_vectors(
+    struct transformer *t, const struct model_layer *from, struct layer_weights *to, struct error *error) {
+    const struct {
+        const struct tensor *tensor;
+        bool turns;
+        float **vector;
+    } vectors[] = {
+        {&from->attn_norm, false, &to->attn_norm},
+        {&from->ffn_norm, false, &to->ffn_norm},
+        {&from->bias_output, false, &to->bias_output},
+        {&from->norm_q, true, &to->norm_q},
+        {&from->norm_k, true, &to->norm_k},
+        {&from->attn_post_norm, false, &to->attn_post_norm},
+        {&from->ffn_post_norm, false, &to->ffn_post_norm},
+    };
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        if (vectors[i].tensor->data == NULL)
+            continue;
+        *vectors[i].vector = upload_vector(t, vectors[i].tensor, vectors[i].turns, error);
+        if (*vectors[i].vector == NULL)
+            return ERROR_MEMORY;
+    }
+    if (from->bias_q.data == NULL)
+        return 0;
+    const struct tensor *const biases[] = {&from->bias_q, &from->bias_k, &from->bias_v};
+    to->bias = upload_vectors(t, biases, 3, 2, error);
+    return to->bias != NULL ? 0 : ERROR_MEMORY;
+}
+
+static int load_layer(
+    struct transformer *t, const struct model_layer *from, bool exact, struct layer_weights *to, struct error *error) {
+    int code = load_vectors(t, from, to, error);
+    if (code == 0)
+        code = load_turning(t, &from->attn_q, exact, &to->qkv[0], error);
+    if (code == 0)
+        code = load_turning(t, &from->attn_k, exact, &to->qkv[1], error);
     const struct {
         const struct tensor *tensor;
         enum weight_role role;
         struct backend_weight **weight;
     } matrices[] = {
-        {&from->attn_q, WEIGHT_ROWS, &to->qkv[0]},
-        {&from->attn_k, WEIGHT_ROWS, &to->qkv[1]},
         {&from->attn_v, WEIGHT_ROWS, &to->qkv[2]},
         {&from->attn_output, WEIGHT_COLUMNS, &to->attn_output},
         {&from->ffn_gate, WEIGHT_ROWS, &to->gate_up[0]},
         {&from->ffn_up, WEIGHT_ROWS, &to->gate_up[1]},
         {&from->ffn_down, WEIGHT_COLUMNS, &to->down},
     };
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        int code = load_matrix(t, model, matrices[i].tensor, matrices[i].role, exact, matrices[i].weight, error);
-        if (code != 0)
-            return code;
-    }
-    return 0;
+    for (size_t i = 0; code == 0 && i < sizeof matrices / sizeof matrices[0]; i++)
+        code = load_and_forget(t, matrices[i].tensor, matrices[i].role, exact, matrices[i].weight, error);
+    return code;
 }
 
 static int load_weights(struct transformer *t, const struct model *model, bool exact, struct error *error) {
     t->layers = calloc(t->shape.layers, sizeof *t->layers);
     if (t->layers == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for %u layers", t->shape.layers);
-    int code = load_matrix(t, model, &model->token_embedding, WEIGHT_VOCABULARY, exact, &t->embedding, error);
+    int code = load_and_forget(t, &model->token_embedding, WEIGHT_VOCABULARY, exact, &t->embedding, error);
     if (code != 0)
         return code;
     if (model->output.data == model->token_embedding.data)
         t->output = t->embedding;
-    else if ((code = load_matrix(t, model, &model->output, WEIGHT_VOCABULARY, exact, &t->output, error)) != 0)
+    else if ((code = load_and_forget(t, &model->output, WEIGHT_VOCABULARY, exact, &t->output, error)) != 0)
         return code;
-    t->output_norm = upload_vector(t, &model->output_norm, error);
+    t->output_norm = upload_vector(t, &model->output_norm, false, error);
     if (t->output_norm == NULL)
         return ERROR_MEMORY;
     for (uint32_t layer = 0; layer < t->shape.layers; layer++) {
-        code = load_layer(t, model, &model->layers[layer], exact, &t->layers[layer], error);
+        code = load_layer(t, &model->layers[layer], exact, &t->layers[layer], error);
         if (code != 0)
             return code;
     }
@@ -161,11 +249,53 @@ static int allocate_workspace(struct transformer *t, struct error *error) {
             return error_set(error, ERROR_MEMORY, "no memory to compute %u tokens at once", t->rows_max);
     }
     t->gathered = operations(t)->allocate(t->backend, TRANSFORMER_TILE * s->width * sizeof(float));
-    t->inverse_freq = malloc((s->rope_dim / 2 + 1) * sizeof(float));
-    if (t->gathered == NULL || t->inverse_freq == NULL)
+    return t->gathered != NULL ? 0 : error_set(error, ERROR_MEMORY, "no memory for the transformer");
+}
+
+static int compute_frequencies(struct transformer *t, struct error *error) {
+    const struct model_shape *s = &t->shape;
+    const struct tensor *tensor = &t->model->rope_divisors;
+    const struct rope_scaling unscaled = {.kind = ROPE_UNSCALED};
+    uint32_t pairs = s->rope_dim / 2;
+    float divisors[MODEL_HEAD_DIM_MAX];
+    t->inverse_freq = malloc((2 * pairs + 1) * sizeof(float));
+    if (t->inverse_freq == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for the transformer");
-    for (uint32_t i = 0; i < s->rope_dim / 2; i++)
-        t->inverse_freq[i] = (float)pow(s->rope_base, -2.0 * i / s->rope_dim);
+    if (tensor->data != NULL)
+        tensor_dequantise_row(tensor, 0, divisors);
+    rope_frequencies(
+        &s->rope_scaling, s->rope_base, s->rope_dim, tensor->data != NULL ? divisors : NULL, t->inverse_freq);
+    if (s->local_rope_base > 0)
+        rope_frequencies(&unscaled, s->local_rope_base, s->rope_dim, NULL, t->inverse_freq + pairs);
+    else
+        memcpy(t->inverse_freq + pairs, t->inverse_freq, pairs * sizeof(float));
+    return 0;
+}
+
+/* Whether the backend has all that the model needs. */
+static int check_backend(const struct transformer *t, struct error *error) {
+    const struct backend_operations *o = operations(t);
+    const struct model_shape *s = &t->shape;
+    const struct model_layer *layer = &t->model->layers[0];
+    const struct {
+        const char *name;
+        bool needed, there;
+    } parts[] = {
+        {"sliding windows", s->global_layers < s->layers, o->attend_variants},
+        {"soft caps of attention", s->score_cap != 0, o->attend_variants},
+        {"its scale of attention", s->score_scale != 0, o->attend_variants},
+        {"soft caps of logits", s->logit_cap != 0, o->soft_cap != NULL},
+        {"a scale of embeddings", s->embedding_scale != 0, o->scale != NULL},
+        {"GELU", s->gelu, o->gelu_mul != NULL},
+        {"norms of heads", layer->norm_q.data != NULL, o->head_norms != NULL},
+        {"norms of what layers add", layer->attn_post_norm.data != NULL, o->rms_norm_add != NULL},
+        {"biases", layer->bias_q.data != NULL || layer->bias_output.data != NULL, o->add_bias != NULL},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (parts[i].needed && !parts[i].there)
+            return error_set(error, ERROR_UNSUPPORTED,
+                "%s: this model of architecture %s needs %s, which the backend (%s) does not have", t->model->path,
+                t->model->architecture->name, parts[i].name, o->describe(t->backend));
     return 0;
 }
 
@@ -178,9 +308,11 @@ struct transformer *transformer_create(
     }
     t->backend = backend;
     t->ranks = backend_ranks(backend);
+    t->model = model;
     t->shape = model->shape;
     t->rows_max = rows_max;
-    if (load_weights(t, model, exact, error) != 0 || allocate_workspace(t, error) != 0) {
+    if (check_backend(t, error) != 0 || compute_frequencies(t, error) != 0 ||
+        load_weights(t, model, exact, error) != 0 || allocate_workspace(t, error) != 0) {
         transformer_free(t);
         return NULL;
     }
@@ -189,8 +321,10 @@ struct transformer *transformer_create(
 
 static void free_layer(struct transformer *t, struct layer_weights *layer) {
     const struct backend_operations *o = operations(t);
-    o->release(t->backend, layer->attn_norm);
-    o->release(t->backend, layer->ffn_norm);
+    float *vectors[] = {layer->attn_norm, layer->ffn_norm, layer->bias, layer->bias_output, layer->norm_q,
+        layer->norm_k, layer->attn_post_norm, layer->ffn_post_norm};
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++)
+        o->release(t->backend, vectors[i]);
     for (int i = 0; i < 3; i++)
         o->weight_free(t->backend, layer->qkv[i]);
     o->weight_free(t->backend, layer->attn_output);
@@ -256,8 +390,21 @@ static void run_norm(struct transformer *t, const float *x, const float *weight,
 static double kv_bytes_read(const struct transformer *t, const struct kv_batch *kv) {
     double slots = 0;
     for (uint32_t i = 0; i < kv->items_count * t->shape.kv_heads; i++)
-        slots += kv->views[i].slots;
+        slots += kv->views[i].slots - kv->views[i].from_slot;
     return slots * 2 * t->shape.head_dim * (double)kv_format_bytes(kv->pool->layout.format);
+}
+
+/* Biases and norms of queries, keys and values, as far as the layer has them. */
+static void adjust_qkv(struct transformer *t, const struct layer_weights *w, uint32_t rows) {
+    const struct model_shape *s = &t->shape;
+    double start = phase_start(t);
+    if (w->bias != NULL)
+        operations(t)->add_bias(t->backend, w->bias, rows, (s->heads + 2 * s->kv_heads) * s->head_dim, t->qkv);
+    if (w->norm_q != NULL)
+        operations(t)->head_norms(
+            t->backend, w->norm_q, w->norm_k, s->norm_epsilon, rows, s->heads, s->kv_heads, s->head_dim, t->qkv);
+    if (w->bias != NULL || w->norm_q != NULL)
+        phase_end(t, PHASE_NORM, start, 0);
 }
 
 /* moments [items] may be NULL. */
@@ -266,7 +413,8 @@ static void run_attention(struct transformer *t, const struct layer_weights *w, 
     const struct model_shape *s = &t->shape;
     run_norm(t, t->x, w->attn_norm, rows, t->normed);
     run_linear(t, PHASE_QKV, w->qkv, 3, t->normed, rows, false, t->qkv);
-    struct rope_params rope = {.dim = s->rope_dim, .inverse_freq = t->inverse_freq};
+    adjust_qkv(t, w, rows);
+    struct rope_params rope = transformer_rope(t, kv->layer);
     double start = phase_start(t);
     if (moments != NULL) {
         operations(t)->query_moments(t->backend, kv, s->heads, t->qkv, moments);
@@ -280,13 +428,27 @@ static void run_attention(struct transformer *t, const struct layer_weights *w, 
     phase_end(t, PHASE_ATTEND, start, t->profiling ? kv_bytes_read(t, kv) : 0);
 }
 
+/* x += the product, or its norm. Uses normed. */
+static void run_residual(struct transformer *t, enum engine_phase phase, struct backend_weight **weight,
+    const float *post_norm, const float *in, uint32_t rows) {
+    if (post_norm == NULL) {
+        run_linear(t, phase, weight, 1, in, rows, true, t->x);
+        return;
+    }
+    run_linear(t, phase, weight, 1, in, rows, false, t->normed);
+    double start = phase_start(t);
+    operations(t)->rms_norm_add(t->backend, t->normed, post_norm, t->shape.norm_epsilon, rows, t->shape.width, t->x);
+    phase_end(t, PHASE_NORM, start, 0);
+}
+
 static void run_feed_forward(struct transformer *t, struct layer_weights *w, uint32_t rows) {
+    const struct backend_operations *o = operations(t);
     run_norm(t, t->x, w->ffn_norm, rows, t->normed);
     run_linear(t, PHASE_GATE_UP, w->gate_up, 2, t->normed, rows, false, t->gate_up);
     double start = phase_start(t);
-    operations(t)->silu_mul(t->backend, t->gate_up, rows, ff_width(t), t->activated);
+    (t->shape.gelu ? o->gelu_mul : o->silu_mul)(t->backend, t->gate_up, rows, ff_width(t), t->activated);
     phase_end(t, PHASE_SILU, start, 0);
-    run_linear(t, PHASE_DOWN, &w->down, 1, t->activated, rows, true, t->x);
+    run_residual(t, PHASE_DOWN, &w->down, w->ffn_post_norm, t->activated, rows);
 }
 
 static void swap_streams(struct transformer *t) {
@@ -313,6 +475,9 @@ static struct kv_batch layer_batch(const struct transformer *t, const struct tra
         .layer = layer,
         .statistics = batch->statistics == NULL ? NULL : batch->statistics + heads,
         .scored = batch->scored == NULL ? NULL : batch->scored + (size_t)layer * batch->items_count,
+        .window = t->model->windows[layer],
+        .scale = t->shape.score_scale,
+        .cap = t->shape.score_cap,
     };
 }
 
@@ -322,6 +487,8 @@ static void compute(struct transformer *t, const struct transformer_batch *batch
     bool drops = batch->wanted_count < batch->rows;
     double start = phase_start(t);
     operations(t)->embed(t->backend, t->embedding, batch->tokens, rows, t->x);
+    if (t->shape.embedding_scale != 0)
+        operations(t)->scale(t->backend, t->shape.embedding_scale, rows, t->shape.width, t->x);
     phase_end(t, PHASE_EMBED, start, 0);
     for (uint32_t layer = 0; layer < layers; layer++) {
         struct layer_weights *w = &t->layers[layer];
@@ -337,7 +504,9 @@ static void compute(struct transformer *t, const struct transformer_batch *batch
             attention = t->qkv;
             rows = batch->wanted_count;
         }
-        run_linear(t, PHASE_ATTN_OUTPUT, &w->attn_output, 1, attention, rows, true, t->x);
+        run_residual(t, PHASE_ATTN_OUTPUT, &w->attn_output, w->attn_post_norm, attention, rows);
+        if (w->bias_output != NULL)
+            operations(t)->add_bias(t->backend, w->bias_output, rows, t->shape.width, t->x);
         run_feed_forward(t, w, rows);
     }
     run_norm(t, t->x, t->output_norm, rows, t->hidden);
@@ -356,7 +525,7 @@ static bool repeats(const struct transformer *t, const struct transformer_batch 
 }
 
 void transformer_forward(struct transformer *t, const struct transformer_batch *batch) {
-    const struct rope_params rope = transformer_rope(t);
+    const struct rope_params rope = transformer_rope(t, 0);
     const struct kv_step step = {
         .owner = t,
         .tokens = batch->tokens,
@@ -413,11 +582,14 @@ const float *transformer_logits(
     }
     const float *hidden = collect_hidden(t, hidden_rows, count);
     run_linear(t, PHASE_LOGITS, &t->output, 1, hidden, count, false, t->logits[which]);
+    if (t->shape.logit_cap != 0)
+        first->operations->soft_cap(first, t->shape.logit_cap, count, t->shape.vocabulary, t->logits[which]);
     return backend_check(t->backend, error) == 0 ? t->logits[which] : NULL;
 }
 
-struct rope_params transformer_rope(const struct transformer *t) {
-    return (struct rope_params){.dim = t->shape.rope_dim, .inverse_freq = t->inverse_freq};
+struct rope_params transformer_rope(const struct transformer *t, uint32_t layer) {
+    uint32_t dim = t->shape.rope_dim, table = t->model->windows[layer] != 0;
+    return (struct rope_params){.dim = dim, .inverse_freq = t->inverse_freq + (size_t)table * (dim / 2)};
 }
 
 size_t transformer_weight_bytes(const struct transformer *t) {

@@ -6,6 +6,11 @@
  * Llama layer (Touvron et al. 2023), x the residual stream of one token:
  *   x += W_o attend(rope(W_q h), rope(W_k h), W_v h)   with h = rms_norm(x)
  *   x += W_down (silu(W_gate h) * (W_up h))            with h = rms_norm(x)
+ * and by the fields of struct model_shape and the tensors that a model has: biases of q, k and v; norms of each of
+ * their heads; norms of what is added to x; another activation, scale of scores and of embeddings; soft caps; windows.
+ *
+ * Rotated pairs are neighbours in the backend: where a file has them half a head apart, the rows of W_q and W_k (their
+ * biases and norms too) change places on their way there.
  */
 #ifndef ENGINE_TRANSFORMER_H
 #define ENGINE_TRANSFORMER_H
@@ -32,7 +37,8 @@ struct transformer_batch {
     uint32_t wanted_count;
 };
 
-/* Loads the model's weights into the backend and lets the file's pages go. rows_max: of one batch. */
+/* Loads the model's weights into the backend and lets the file's pages go. rows_max: of one batch. model must outlive
+ * it. ERROR_UNSUPPORTED: the backend lacks what the model needs, and the message says what. */
 struct transformer *transformer_create(
     struct backend *backend, const struct model *model, uint32_t rows_max, bool exact, struct error *error);
 void transformer_free(struct transformer *transformer); /* NULL allowed */
@@ -50,7 +56,8 @@ enum { TRANSFORMER_TILE = 32 };
 const float *transformer_logits(
     struct transformer *transformer, const uint32_t *hidden_rows, uint32_t count, uint32_t which, struct error *error);
 
-struct rope_params transformer_rope(const struct transformer *transformer); /* valid as long as it lives */
+/* Of a layer; valid as long as the transformer lives. Global layers have the same. */
+struct rope_params transformer_rope(const struct transformer *transformer, uint32_t layer);
 size_t transformer_weight_bytes(const struct transformer *transformer);
 struct engine_profile *transformer_profile(struct transformer *transformer);
 void transformer_profile_enable(struct transformer *transformer, bool enable); /* also resets */

@@ -38,7 +38,8 @@ void cpu_attend_scratch_free(struct cpu_backend *cpu) {
     struct attend_scratch *scratch = cpu->attend_scratch;
     if (scratch == NULL)
         return;
-    rope_table_free(scratch->rope);
+    for (int i = 0; i < ROPE_TABLES; i++)
+        rope_table_free(scratch->rope[i]);
     free(scratch->tasks);
     free(scratch->queues);
     free(scratch->blocks);

@@ -4,9 +4,9 @@
  * lanes; every tier gives the same bits (lanes_scalar.h).
  *
  * How a row is computed (and with it what makes it independent of batch, chunking and threads). A row is one query
- * head of one token; visible is a slot whose position is not after the token's.
+ * head of one token; visible is a slot whose position is not after the token's, nor `window` or more before it.
  *   1. For each split of ATTEND_SPLIT slots alone, over its pages in ascending order:
- *      score   s = fma over channels in ascending order, of the query times 1 / sqrt(d)
+ *      score   s = fma over channels in ascending order, of the query times the scale; then the soft cap, if any
  *      m       the largest visible score
  *      p       exp(s - m), 0 where not visible;  l = the sum of p: by place in the page, then lanes_sum
  *      o       fma over visible slots in ascending order, of p times value
@@ -28,6 +28,7 @@ enum {
     ATTEND_PAGES = ATTEND_SPLIT / KV_PAGE_SLOTS,
     KV_FORMATS = 3,
     ATTEND_LOCKS = 64,
+    ROPE_TABLES = 2, /* sliding layers may turn by other frequencies */
 };
 
 /* Kernels for one KV format. `pages` are the starts of count <= ATTEND_PAGES pages. `ahead` [count] is what will be
@@ -47,6 +48,8 @@ struct attend_format_kernels {
 struct attend_kernels {
     /* Bit s is set when positions[s] <= limit, for one page. */
     uint32_t (*visible)(const int32_t *positions, int32_t limit);
+    /* x [count] = cap tanh(x / cap). */
+    void (*cap)(float *x, uint32_t count, float cap);
     /* scores [pages * P] become p; returns m, sets l. At least one bit of masks [pages] must be set. */
     float (*softmax)(float *scores, const uint16_t *masks, uint32_t pages, float *l);
     /* The same bits; also sets t, the sum of p ln p. */
@@ -79,7 +82,8 @@ struct attend_scratch {
     void *kept; /* struct statistics_split [], of blocks whose probabilities are wanted */
     size_t kept_capacity;
     pthread_mutex_t locks[ATTEND_LOCKS]; /* statistics of (item, KV head), by its number modulo ATTEND_LOCKS */
-    struct rope_table *rope;
+    struct rope_table *rope[ROPE_TABLES]; /* NULL: not made yet */
+    uint32_t rope_oldest;                 /* the one that gives way */
 };
 
 /* The scratch of a backend, created on first use; NULL when there is no memory. */

@@ -41,7 +41,7 @@ void attend_block_pack(const struct attend_job *job, const struct attend_block *
     const struct kv_layout *layout = job->layout;
     uint32_t dim = layout->head_dim;
     size_t stride = (size_t)(job->heads + 2 * layout->kv_heads) * dim;
-    float scale = (float)(1 / sqrt((double)dim));
+    float scale = job->batch->scale != 0 ? job->batch->scale : (float)(1 / sqrt((double)dim));
     size_t first = job->batch->items[block->item].first_row + block->token;
     for (uint32_t token = 0; token < block->tokens; token++) {
         const float *from = job->qkv + (first + token) * stride + (size_t)block->head * dim;
@@ -55,18 +55,40 @@ static uint32_t split_slots(const struct kv_head_view *view, uint32_t split) {
     return view->slots - first < ATTEND_SPLIT ? view->slots - first : ATTEND_SPLIT;
 }
 
+/* Of a page's slots those that a row at `position` sees. */
+static uint32_t page_seen(const struct attend_job *job, const int32_t *positions, int32_t position) {
+    uint32_t seen = job->kernels->visible(positions, position);
+    if (job->batch->window != 0 && (uint32_t)position >= job->batch->window)
+        seen &= ~job->kernels->visible(positions, position - (int32_t)job->batch->window);
+    return seen;
+}
+
+/* The same of all rows from one position to another together. */
+static uint32_t page_seen_by_some(
+    const struct attend_job *job, const int32_t *positions, int32_t earliest, int32_t latest) {
+    uint32_t seen = job->kernels->visible(positions, latest);
+    if (job->batch->window != 0 && (uint32_t)earliest >= job->batch->window)
+        seen &= ~job->kernels->visible(positions, earliest - (int32_t)job->batch->window);
+    return seen;
+}
+
 static void split_find_pages(
     const struct attend_job *job, const struct attend_block *block, uint32_t split, struct attend_pages *found) {
     const struct kv_head_view *view = attend_block_view(job, block);
-    uint32_t slots = split_slots(view, split);
+    uint32_t slots = split_slots(view, split),
+             gone = view->from_slot > split * ATTEND_SPLIT ? view->from_slot - split * ATTEND_SPLIT : 0;
     int32_t earliest = attend_token_position(job, block, 0),
             latest = attend_token_position(job, block, block->tokens - 1);
     found->count = 0;
-    for (uint32_t slot = 0; slot < slots; slot += KV_PAGE_SLOTS) {
+    for (uint32_t slot = gone; slot < slots; slot += KV_PAGE_SLOTS) {
         char *page = kv_pool_page(job->batch->pool, view->pages[(split * ATTEND_SPLIT + slot) / KV_PAGE_SLOTS]);
         const int32_t *positions = kv_page_positions(job->layout, page);
         uint32_t used = slots - slot < KV_PAGE_SLOTS ? (1u << (slots - slot)) - 1 : 0xffff;
-        uint32_t seen = job->kernels->visible(positions, latest) & used;
+        uint32_t last = page_seen(job, positions, latest) & used, first = last, seen = last;
+        if (block->tokens > 1) {
+            first = page_seen(job, positions, earliest) & used;
+            seen = page_seen_by_some(job, positions, earliest, latest) & used;
+        }
         if (seen == 0)
             continue;
         uint32_t i = found->count++;
@@ -74,7 +96,7 @@ static void split_find_pages(
         found->places[i] = (uint8_t)(slot / KV_PAGE_SLOTS);
         found->used[i] = used;
         found->seen[i] = (uint16_t)seen;
-        found->uniform[i] = block->tokens == 1 || (job->kernels->visible(positions, earliest) & used) == seen;
+        found->uniform[i] = first == seen && last == seen;
     }
 }
 
@@ -91,7 +113,7 @@ static void split_expect_keys(const struct attend_job *job, struct split_place n
     size_t values_at = (size_t)job->layout->head_dim * KV_PAGE_SLOTS * kv_number_bytes(job->layout->format);
     for (uint32_t i = 0; i < found->count; i++) {
         const char *page = found->pages[0]; /* is there already */
-        if (first + i < pages) {
+        if (first + i < pages && (first + i) * KV_PAGE_SLOTS >= view->from_slot) {
             page = kv_pool_page(job->batch->pool, view->pages[first + i]);
             __builtin_prefetch(kv_page_positions(job->layout, (char *)page), 0, 2);
         }
@@ -108,7 +130,7 @@ static bool token_masks(const struct attend_job *job, const struct attend_block 
         masks[i] = found->seen[i];
         if (!found->uniform[i]) {
             const int32_t *positions = kv_page_positions(job->layout, (char *)found->pages[i]);
-            masks[i] = (uint16_t)(job->kernels->visible(positions, limit) & found->used[i]);
+            masks[i] = (uint16_t)(page_seen(job, positions, limit) & found->used[i]);
         }
         any |= masks[i];
     }
@@ -237,6 +259,8 @@ bool attend_split_score(const struct attend_job *job, const struct attend_block 
     uint32_t dim = job->layout->head_dim;
     split_expect_values(job, found);
     job->format->scores(q, attend_block_rows(block), dim, dim, found->pages, found->ahead, found->count, scores);
+    for (uint32_t row = 0; job->batch->cap != 0 && row < attend_block_rows(block); row++)
+        job->kernels->cap(scores + (size_t)row * ATTEND_SPLIT, found->count * KV_PAGE_SLOTS, job->batch->cap);
     for (uint32_t token = 0; token < block->tokens; token++) {
         bool sees = token_masks(job, block, token, found, masks[token]);
         for (uint32_t row = token * block->group; row < (token + 1) * block->group; row++) {
@@ -277,8 +301,11 @@ void attend_summary_scores(
     for (uint32_t i = 0; i < dim; i++)
         page[i * KV_PAGE_SLOTS] = summary[i];
     job->kernels->formats[KV_F32].scores(q, attend_block_rows(block), dim, dim, pages, pages, 1, products);
-    for (uint32_t row = 0; row < attend_block_rows(block); row++)
+    for (uint32_t row = 0; row < attend_block_rows(block); row++) {
+        if (job->batch->cap != 0)
+            job->kernels->cap(products + (size_t)row * ATTEND_SPLIT, KV_PAGE_SLOTS, job->batch->cap);
         scores[row] = products[row * ATTEND_SPLIT] + summary[2 * dim];
+    }
 }
 
 /* ---- blocks of a batch ---- */

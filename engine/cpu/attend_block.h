@@ -62,8 +62,8 @@ struct attend_pages {
     const char *pages[ATTEND_PAGES];
     uint8_t places[ATTEND_PAGES];    /* which of the split's pages they are */
     const char *ahead[ATTEND_PAGES]; /* what the kernels read next, to be fetched meanwhile */
-    uint16_t seen[ATTEND_PAGES];     /* slots that the last token sees; earlier tokens see no others */
-    bool uniform[ATTEND_PAGES];      /* the first token sees them too */
+    uint16_t seen[ATTEND_PAGES];     /* slots that some token sees */
+    bool uniform[ATTEND_PAGES];      /* all tokens see them */
     uint32_t used[ATTEND_PAGES];     /* slots before the end of the sequence, as a mask */
 };
 

@@ -195,6 +195,11 @@ static uint32_t attend_visible(const int32_t *positions, int32_t limit) {
     return lanes_not_after(positions, limit);
 }
 
+static void attend_cap(float *x, uint32_t count, float cap) {
+    for (uint32_t i = 0; i < count; i += LANES)
+        lanes_store(x + i, lanes_soft_cap(lanes_load(x + i), cap));
+}
+
 /* entropy: also sets t. */
 ATTEND_INLINE float attend_softmax_any(
     bool entropy, float *scores, const uint16_t *masks, uint32_t pages, float *l, float *t) {
@@ -268,8 +273,9 @@ ATTEND_FORMAT(bf16, KV_BF16)
 
 #define ATTEND_KERNELS                                                                                                 \
     {                                                                                                                  \
-        .visible = attend_visible, .softmax = attend_softmax, .softmax_entropy = attend_softmax_entropy,               \
-        .merge = attend_merge, .scale = attend_scale, .exp = attend_exp, .formats = {                                  \
+        .visible = attend_visible, .cap = attend_cap, .softmax = attend_softmax,                                       \
+        .softmax_entropy = attend_softmax_entropy, .merge = attend_merge, .scale = attend_scale, .exp = attend_exp,    \
+        .formats = {                                                                                                   \
             [KV_F32] = {attend_scores_f32, attend_weigh_f32, attend_narrow_f32},                                       \
             [KV_F16] = {attend_scores_f16, attend_weigh_f16, attend_narrow_f16},                                       \
             [KV_BF16] = {attend_scores_bf16, attend_weigh_bf16, attend_narrow_bf16},                                   \

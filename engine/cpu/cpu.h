@@ -73,6 +73,14 @@ void cpu_linear(struct backend *, const struct backend_weight *const *weights, u
 const struct vector_kernels *cpu_vector_kernels(enum cpu_tier tier);
 void cpu_rms_norm(
     struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows, uint32_t width, float *out);
+void cpu_rms_norm_add(
+    struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows, uint32_t width, float *out);
+void cpu_head_norms(struct backend *, const float *query_weight, const float *key_weight, float epsilon, uint32_t rows,
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, float *qkv);
+void cpu_add_bias(struct backend *, const float *bias, uint32_t rows, uint32_t width, float *x);
+void cpu_scale(struct backend *, float factor, uint32_t rows, uint32_t width, float *x);
+void cpu_soft_cap(struct backend *, float cap, uint32_t rows, uint32_t width, float *x);
+void cpu_gelu_mul(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
 void cpu_silu_mul(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
 void cpu_gather_rows(
     struct backend *, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out);

@@ -25,6 +25,12 @@ static inline struct lanes lanes_exp(struct lanes x) {
     return lanes_keep_unless_below(x, lanes_set(-87.33f), lanes_shift_exponent(p, counter));
 }
 
+/* cap tanh(x / cap) with an error of about 1e-7 cap. */
+static inline struct lanes lanes_soft_cap(struct lanes x, float cap) {
+    struct lanes above = lanes_add(lanes_set(1), lanes_exp(lanes_mul(x, lanes_set(2 / cap))));
+    return lanes_sub(lanes_set(cap), lanes_div(lanes_set(2 * cap), above));
+}
+
 /* ln(1 + f) + exponent ln 2 with an error of about 1e-7 of either part, for 1 + f in [sqrt(1/2), sqrt(2)): f - f^2 / 2
  * + f^3 c(f), c of degree 7 fitted by minimax (relative error 6e-9). */
 static inline struct lanes lanes_log_near_one(struct lanes f, struct lanes exponent) {

@@ -3,7 +3,8 @@
  * Rotary position embedding and the appending of new keys and values to pages.
  *
  * Angles and their sines and cosines are computed in double and rounded once, so that a position's turn is the same
- * everywhere. All layers of a step use the same positions: the turns of the last batch are kept by row.
+ * everywhere. All layers of a step use the same positions: the turns of the last batch are kept by row, for global and
+ * for sliding layers.
  */
 #include "engine/cpu/attend.h"
 #include "engine/cpu/vector.h"
@@ -58,18 +59,24 @@ static struct rope_table *table_create(const struct rope_params *rope, uint32_t 
     return table;
 }
 
-/* A table for rows rows of these frequencies: the kept one if it fits. NULL when there is no memory. */
+static bool table_serves(const struct rope_table *table, const struct rope_params *rope, uint32_t rows) {
+    return table != NULL && table->rows >= rows && table->dim == rope->dim &&
+           memcmp(table->inverse_freq, rope->inverse_freq, rope->dim / 2 * sizeof(float)) == 0;
+}
+
+/* A table for rows rows of these frequencies: a kept one if it fits. NULL when there is no memory. */
 static struct rope_table *table_get(struct cpu_backend *cpu, const struct rope_params *rope, uint32_t rows) {
     struct attend_scratch *scratch = attend_scratch_get(cpu);
     if (scratch == NULL)
         return NULL;
-    struct rope_table *table = scratch->rope;
-    if (table != NULL && table->rows >= rows && table->dim == rope->dim &&
-        memcmp(table->inverse_freq, rope->inverse_freq, rope->dim / 2 * sizeof(float)) == 0)
-        return table;
-    rope_table_free(table);
-    scratch->rope = table_create(rope, rows);
-    return scratch->rope;
+    for (uint32_t i = 0; i < ROPE_TABLES; i++)
+        if (table_serves(scratch->rope[i], rope, rows))
+            return scratch->rope[i];
+    struct rope_table **oldest = &scratch->rope[scratch->rope_oldest];
+    scratch->rope_oldest = (scratch->rope_oldest + 1) % ROPE_TABLES;
+    rope_table_free(*oldest);
+    *oldest = table_create(rope, rows);
+    return *oldest;
 }
 
 void rope_turn(const struct rope_params *rope, uint32_t position, float *turn) {

@@ -22,8 +22,18 @@ struct vector_kernels {
     float (*sum_squares)(const float *x, uint32_t count);
     /* out = (x * factor) * weight; x == out allowed. */
     void (*scale)(const float *x, float factor, const float *weight, uint32_t count, float *out);
+    /* out += (x * factor) * weight. */
+    void (*scale_add)(const float *x, float factor, const float *weight, uint32_t count, float *out);
+    /* out = x * factor; x == out allowed. */
+    void (*multiply)(const float *x, float factor, uint32_t count, float *out);
+    /* out += x. */
+    void (*add)(const float *x, uint32_t count, float *out);
+    /* out = cap - 2 cap / (1 + e^(2 x / cap)), that is cap tanh(x / cap); x == out allowed. */
+    void (*soft_cap)(const float *x, float cap, uint32_t count, float *out);
     /* out = gate / (1 + e^-gate) * up. */
     void (*silu_mul)(const float *gate, const float *up, uint32_t count, float *out);
+    /* out = gate / (1 + e^(-2 t)) * up, t = sqrt(2 / pi) (gate + 0.044715 gate^3). */
+    void (*gelu_mul)(const float *gate, const float *up, uint32_t count, float *out);
     /* out [2 * pairs] = x with the pair (2i, 2i+1) rotated: turn [4 * pairs] holds cos, cos, ... and then
      * -sin, sin, ... of every pair, interleaved per value. x == out allowed. */
     void (*rotate)(const float *x, const float *turn, uint32_t pairs, float *out);

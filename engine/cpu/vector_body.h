@@ -31,6 +31,63 @@ static void vector_scale(const float *x, float factor, const float *weight, uint
         out[i] = x[i] * factor * weight[i];
 }
 
+static void vector_scale_add(const float *x, float factor, const float *weight, uint32_t count, float *out) {
+    struct lanes scale = lanes_set(factor);
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(out + i,
+            lanes_add(lanes_load(out + i), lanes_mul(lanes_mul(lanes_load(x + i), scale), lanes_load(weight + i))));
+    if (i < count) {
+        uint32_t rest = count - i;
+        struct lanes more =
+            lanes_mul(lanes_mul(lanes_load_part(x + i, rest, 0), scale), lanes_load_part(weight + i, rest, 0));
+        lanes_store_part(out + i, rest, lanes_add(lanes_load_part(out + i, rest, 0), more));
+    }
+}
+
+static void vector_multiply(const float *x, float factor, uint32_t count, float *out) {
+    struct lanes scale = lanes_set(factor);
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(out + i, lanes_mul(lanes_load(x + i), scale));
+    for (; i < count; i++)
+        out[i] = x[i] * factor;
+}
+
+static void vector_add(const float *x, uint32_t count, float *out) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(out + i, lanes_add(lanes_load(out + i), lanes_load(x + i)));
+    for (; i < count; i++)
+        out[i] = out[i] + x[i];
+}
+
+static void vector_soft_cap(const float *x, float cap, uint32_t count, float *out) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(out + i, lanes_soft_cap(lanes_load(x + i), cap));
+    if (i < count)
+        lanes_store_part(out + i, count - i, lanes_soft_cap(lanes_load_part(x + i, count - i, 0), cap));
+}
+
+/* sqrt(2 / pi) is 0.79788456. */
+static inline struct lanes vector_gelu(struct lanes gate, struct lanes up) {
+    struct lanes cube = lanes_mul(lanes_mul(gate, gate), gate);
+    struct lanes t = lanes_fma(cube, lanes_set(0.044715f), gate);
+    struct lanes below = lanes_add(lanes_set(1), lanes_exp(lanes_mul(t, lanes_set(-2 * 0.79788456f))));
+    return lanes_mul(lanes_div(gate, below), up);
+}
+
+static void vector_gelu_mul(const float *gate, const float *up, uint32_t count, float *out) {
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(out + i, vector_gelu(lanes_load(gate + i), lanes_load(up + i)));
+    if (i < count) {
+        struct lanes gates = lanes_load_part(gate + i, count - i, 0);
+        lanes_store_part(out + i, count - i, vector_gelu(gates, lanes_load_part(up + i, count - i, 0)));
+    }
+}
+
 static inline struct lanes vector_silu(struct lanes gate, struct lanes up) {
     struct lanes one = lanes_set(1);
     struct lanes below = lanes_add(one, lanes_exp(lanes_sub(lanes_set(0), gate)));
@@ -191,7 +248,9 @@ static double vector_divergence(const float *p, const float *q, uint32_t count, 
 
 #define VECTOR_KERNELS                                                                                                 \
     {                                                                                                                  \
-        .sum_squares = vector_sum_squares, .scale = vector_scale, .silu_mul = vector_silu_mul,                         \
-        .rotate = vector_rotate, .exponential = vector_exponential, .allow = vector_allow, .maximum = vector_maximum,  \
-        .find = vector_find, .tail = vector_tail, .weights = vector_weights, .divergence = vector_divergence           \
+        .sum_squares = vector_sum_squares, .scale = vector_scale, .scale_add = vector_scale_add,                       \
+        .multiply = vector_multiply, .add = vector_add, .soft_cap = vector_soft_cap, .gelu_mul = vector_gelu_mul,      \
+        .silu_mul = vector_silu_mul, .rotate = vector_rotate, .exponential = vector_exponential,                       \
+        .allow = vector_allow, .maximum = vector_maximum, .find = vector_find, .tail = vector_tail,                    \
+        .weights = vector_weights, .divergence = vector_divergence                                                     \
     }

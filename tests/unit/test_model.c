@@ -85,7 +85,7 @@ static void reads_shape_and_tensors(void **state) {
     if (model == NULL)
         fail_msg("%s", error.message);
     assert_string_equal(model->name, "tiny");
-    assert_string_equal(model->architecture, "llama");
+    assert_string_equal(model->architecture->name, "llama");
     const struct model_shape expected = {.layers = 2,
         .heads = 4,
         .kv_heads = 2,
