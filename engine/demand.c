@@ -45,15 +45,17 @@ static uint32_t slots_at(const struct moment *moment, uint32_t budget) {
 static struct holding hold_gated(
     const struct engine *engine, const struct policy_settings *settings, const struct moment *moment) {
     struct holding holding = {0};
-    uint32_t heads = engine_heads(engine);
+    uint32_t heads = engine_global_heads(engine);
     uint32_t *budgets = malloc(heads * sizeof *budgets);
     float *gates = calloc(heads, sizeof *gates);
+    if (gates != NULL && settings->gates != NULL)
+        engine_gather_gates(engine, settings->gates->values, gates);
     struct budget_input input = {
         .settings = settings,
-        .layers = engine->model->shape.layers,
+        .layers = engine->model->shape.global_layers,
         .kv_heads = engine->model->shape.kv_heads,
         .seen = moment->seen,
-        .gates = settings->gates != NULL ? settings->gates->values : gates,
+        .gates = gates,
     };
     bool known = budgets != NULL && gates != NULL;
     if (known)
@@ -78,10 +80,10 @@ static struct holding hold_all(
     if (settings->policy->allocation == ALLOCATE_GATES)
         return hold_gated(engine, settings, moment);
     uint32_t slots = slots_at(moment, policy_budget(settings, moment->seen));
-    for (uint32_t i = 0; i < engine_heads(engine); i++)
+    for (uint32_t i = 0; i < engine_global_heads(engine); i++)
         hold(&holding, slots);
     if (settings->scope != SCOPE_HEAD || settings->policy->allocation != ALLOCATE_EQUAL)
-        holding.pages += engine_heads(engine); /* as many slots, in pages that are not full */
+        holding.pages += engine_global_heads(engine); /* as many slots, in pages that are not full */
     return holding;
 }
 
@@ -89,12 +91,13 @@ static struct holding hold_all(
 static uint64_t statistics_pages(
     const struct engine *engine, const struct policy_settings *settings, bool first, uint32_t room) {
     const struct model_shape *shape = &engine->model->shape;
-    uint32_t needs = policy_needs(settings, first), heads = engine_heads(engine);
+    uint32_t needs = policy_needs(settings, first), heads = engine_global_heads(engine);
     struct statistics_shape arrays = engine_statistics_shape(engine, settings);
     size_t bytes = statistics_moments_bytes(&arrays, needs);
     bytes += heads * statistics_head_bytes(&arrays, needs, room);
     if (settings->cache_positions) /* from just before the first prune on */
-        bytes += (size_t)heads * (settings->sinks < room ? settings->sinks : room) * shape->head_dim * sizeof(float);
+        bytes += (size_t)engine_heads(engine) * (settings->sinks < room ? settings->sinks : room) * shape->head_dim *
+                 sizeof(float);
     return kv_cache_pages_of(engine->cache, bytes);
 }
 
@@ -105,9 +108,22 @@ static uint64_t summaries_pages(const struct engine *engine, const struct policy
     return kv_cache_pages_of(engine->cache, bytes);
 }
 
-struct sequence_demand engine_demand(
+/* Of sliding layers with `tokens` tokens of which `appended` came at once. */
+static uint64_t sliding_pages(const struct engine *engine, uint32_t tokens, uint32_t appended) {
+    const struct model_shape *shape = &engine->model->shape;
+    uint64_t pages = 0, all = kv_pages_for(tokens);
+    for (uint32_t layer = 0; layer < shape->layers; layer++) {
+        uint32_t window = engine->model->windows[layer];
+        uint64_t most = kv_pages_for_window(window, appended);
+        if (window != 0)
+            pages += shape->kv_heads * (most < all ? most : all);
+    }
+    return pages;
+}
+
+static struct sequence_demand demand_of_policy(
     const struct engine *engine, const struct policy_settings *settings, uint32_t prompt_tokens, uint32_t tokens) {
-    uint64_t heads = engine_heads(engine);
+    uint64_t heads = engine_global_heads(engine);
     if (tokens < prompt_tokens)
         tokens = prompt_tokens;
     if (settings == NULL || settings->policy == NULL || policy_settings_keep_all(settings))
@@ -125,8 +141,16 @@ struct sequence_demand engine_demand(
     demand.pages = holding.pages + (pruned ? summaries_pages(engine, settings) : 0);
     if (settings->frozen_prompt)
         return demand;
-    uint32_t mean = (uint32_t)((holding.slots + heads - 1) / heads);
+    uint32_t mean = heads > 0 ? (uint32_t)((holding.slots + heads - 1) / heads) : 0;
     demand.pages += statistics_pages(engine, settings, !pruned, statistics_room_for(mean));
+    return demand;
+}
+
+struct sequence_demand engine_demand(
+    const struct engine *engine, const struct policy_settings *settings, uint32_t prompt_tokens, uint32_t tokens) {
+    struct sequence_demand demand = demand_of_policy(engine, settings, prompt_tokens, tokens);
+    demand.peak_pages += sliding_pages(engine, prompt_tokens, engine->batch_rows);
+    demand.pages += sliding_pages(engine, tokens < prompt_tokens ? prompt_tokens : tokens, 1);
     return demand;
 }
 

@@ -42,6 +42,8 @@ static int create_cache(struct engine *engine, const struct engine_options *opti
         .bytes = options->kv_bytes,
         .prefix_sharing = options->prefix_sharing,
         .poison_free = options->poison_free,
+        .windows = engine->model->windows,
+        .append_most = engine->batch_rows,
     };
     engine->cache = kv_cache_create(engine->backend, &cache, error);
     if (engine->cache == NULL)
@@ -282,7 +284,8 @@ static uint32_t collect_statistics(struct engine *engine, const struct batch_ite
                 memcpy(heads, &from->heads[(size_t)layer * shape->kv_heads], bytes);
             else
                 memset(heads, 0, bytes);
-            *moments = from != NULL ? from->moments[layer] : (struct query_moments){0};
+            bool wanted = from != NULL && engine->model->windows[layer] == 0;
+            *moments = wanted ? from->moments[layer] : (struct query_moments){0};
         }
     return needs;
 }
@@ -323,10 +326,12 @@ int engine_forward(struct engine *engine, struct batch_item *items, uint32_t ite
     }
     engine_score_ahead(engine);
     for (uint32_t i = 0; i < items_count; i++) {
-        if (items[i].sequence->unshared)
-            continue;
-        kv_sequence_publish(items[i].sequence->kv, items[i].sequence->tokens);
-        sequence_leave_snapshot(items[i].sequence);
+        struct sequence *sequence = items[i].sequence;
+        if (!sequence->unshared) {
+            kv_sequence_publish(sequence->kv, sequence->tokens);
+            sequence_leave_snapshot(sequence);
+        }
+        kv_sequence_slide(sequence->kv);
     }
     return 0;
 }

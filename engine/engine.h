@@ -15,6 +15,10 @@
 #include "engine/model.h"
 #include "policy/policy.h"
 
+/* Sliding layers (struct model) free what left their window by themselves. Policies do not see them: their heads have
+ * no statistics, scores or budgets, whatever is listed by head has entries for them that are not used, and explicit
+ * actions leave them alone. */
+
 struct engine;   /* opaque */
 struct sequence; /* opaque */
 
@@ -108,9 +112,9 @@ int engine_prune(struct engine *engine, struct sequence *const *sequences, uint3
  * engine_sample or whatever else is waited for, so that a prune after those need not wait itself. */
 bool sequence_prune_awaits_results(const struct sequence *sequence);
 
-/* The scores that a prune now would go by, due or not: out [slots of all layers and heads], by layer, head and slot;
- * NaN where the policy gives none, +infinity for slots that stay in any case. ERROR_INVALID (the sequence has no policy
- * that evicts), ERROR_MEMORY. */
+/* The scores that a prune now would go by, due or not: out [slots of all global layers and heads], by layer, head and
+ * slot; NaN where the policy gives none, +infinity for slots that stay in any case. ERROR_INVALID (the sequence has no
+ * policy that evicts), ERROR_MEMORY. */
 int sequence_scores(struct sequence *sequence, float *out, struct error *error);
 
 /* The policy's view of one head's cached tokens, for the trainer: slots by slot number. Arrays are the caller's, host
@@ -118,7 +122,7 @@ int sequence_scores(struct sequence *sequence, float *out, struct error *error);
  * are those that a prune now would see. */
 struct head_features {
     uint32_t capacity;    /* in: slots that the arrays have room for */
-    uint32_t slots;       /* out; empty ones (position KV_NO_POSITION) included */
+    uint32_t slots;       /* out; empty ones (position KV_NO_POSITION) included; 0 of a sliding layer */
     uint32_t *positions;  /* original positions */
     float *sum, *squared; /* A and A2 (policy/network.h) */
     float *entropy;       /* H, of the token's own query */
@@ -170,9 +174,9 @@ size_t engine_snapshot_bytes(const struct engine *engine);
 /* What a sequence holds of the cache. Not of one that is swapped out. */
 struct sequence_memory {
     uint32_t seen;       /* tokens */
-    double kept;         /* of them: mean over layers and KV heads; a summary slot is not one of them */
+    double kept;         /* of them: mean over layers and KV heads, but for sliding layers; no summary slots */
     uint64_t bytes;      /* pages, shared ones counted whole, statistics and summary slots */
-    uint64_t bytes_full; /* of the pages that all its tokens would take */
+    uint64_t bytes_full; /* of the pages that all its tokens would take, those that left a window excepted */
 };
 struct sequence_memory sequence_memory(const struct sequence *sequence);
 

@@ -77,6 +77,15 @@ static inline uint32_t engine_heads(const struct engine *engine) {
     return engine->model->shape.layers * engine->model->shape.kv_heads;
 }
 
+/* Heads of sliding layers go by themselves: policies, budgets and statistics are those of the others. */
+static inline bool engine_head_slides(const struct engine *engine, uint32_t head) {
+    return engine->model->windows[head / engine->model->shape.kv_heads] != 0;
+}
+
+static inline uint32_t engine_global_heads(const struct engine *engine) {
+    return engine->model->shape.global_layers * engine->model->shape.kv_heads;
+}
+
 /* Statistics of the last queries only. */
 enum { STATISTICS_WINDOWED = STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW | STATISTIC_OUTPUTS };
 
@@ -132,6 +141,9 @@ const struct score_layer *engine_plan_ahead(struct engine *engine, const struct 
 void engine_score_ahead(struct engine *engine);
 /* Makes sure that slots which were asked for are there: before they are read, and before the sequence goes. */
 void sequence_await_found(struct sequence *sequence);
+
+/* prune_plan.c: gates [layers * kv_heads], those of sliding layers left out: out [global heads]. */
+void engine_gather_gates(const struct engine *engine, const float *gates, float *out);
 
 /* demand.c */
 

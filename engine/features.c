@@ -112,7 +112,7 @@ int sequence_features(
     struct reading reading = {.engine = engine, .layer = layer, .head = head};
     reading.view = kv_sequence_view(sequence->kv, layer, head);
     reading.on = backend_of_head(engine->backend, shape->kv_heads, layer * shape->kv_heads + head);
-    uint32_t slots = out->slots = reading.view.slots;
+    uint32_t slots = out->slots = engine->model->windows[layer] == 0 ? reading.view.slots : 0;
     if (slots > out->capacity)
         return error_set(error, ERROR_INVALID, "room for %u slots, there are %u", out->capacity, slots);
     if (slots == 0)

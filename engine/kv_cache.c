@@ -7,6 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Remembers which layers slide. */
+static int copy_windows(struct kv_cache *cache, const struct kv_cache_options *options) {
+    uint32_t layers = options->layout.layers;
+    if (options->windows == NULL)
+        return 0;
+    cache->windows = malloc(layers * sizeof *cache->windows);
+    if (cache->windows == NULL)
+        return ERROR_MEMORY;
+    memcpy(cache->windows, options->windows, layers * sizeof *cache->windows);
+    for (uint32_t layer = 0; layer < layers; layer++)
+        cache->sliding_heads += cache->windows[layer] != 0 ? options->layout.kv_heads : 0;
+    cache->append_most = options->append_most;
+    return 0;
+}
+
 struct kv_cache *kv_cache_create(struct backend *backend, const struct kv_cache_options *options, struct error *error) {
     struct kv_cache *cache = calloc(1, sizeof *cache);
     if (cache == NULL) {
@@ -17,7 +32,7 @@ struct kv_cache *kv_cache_create(struct backend *backend, const struct kv_cache_
             options->poison_free, error) != 0)
         goto failed;
     cache->block_pages = calloc(cache->pages.heads, sizeof *cache->block_pages);
-    if (cache->block_pages == NULL) {
+    if (cache->block_pages == NULL || copy_windows(cache, options) != 0) {
         error_set(error, ERROR_MEMORY, "no memory for a KV cache of %u heads", cache->pages.heads);
         goto failed;
     }
@@ -33,6 +48,7 @@ void kv_cache_free(struct kv_cache *cache) {
         return;
     kv_pages_free(&cache->pages);
     free(cache->block_pages);
+    free(cache->windows);
     free(cache->writes);
     free(cache);
 }
@@ -49,8 +65,22 @@ uint32_t kv_cache_pages_free(const struct kv_cache *cache) {
     return kv_pages_available(&cache->pages);
 }
 
+/* Tokens beyond all windows: what sliding heads hold at most is taken, the others share the rest. */
+static uint64_t tokens_beyond_windows(const struct kv_cache *cache) {
+    const struct kv_layout *layout = &cache->pages.pool.layout;
+    uint64_t taken = 0, others = cache->pages.heads - cache->sliding_heads;
+    for (uint32_t layer = 0; layer < layout->layers; layer++)
+        if (cache->windows[layer] != 0)
+            taken += (uint64_t)layout->kv_heads * kv_pages_for_window(cache->windows[layer], cache->append_most);
+    if (taken > cache->pages.total)
+        return 0;
+    return others == 0 ? KV_NO_POSITION : (cache->pages.total - taken) / others * KV_PAGE_SLOTS;
+}
+
 uint32_t kv_cache_tokens_max(const struct kv_cache *cache) {
     uint64_t tokens = (uint64_t)(cache->pages.total / cache->pages.heads) * KV_PAGE_SLOTS;
+    uint64_t beyond = cache->sliding_heads > 0 ? tokens_beyond_windows(cache) : 0;
+    tokens = beyond > tokens ? beyond : tokens;
     return tokens < KV_NO_POSITION ? (uint32_t)tokens : KV_NO_POSITION;
 }
 
@@ -63,6 +93,8 @@ static struct kv_sequence *allocate_sequence(struct kv_cache *cache) {
     for (uint32_t i = 0; i < cache->pages.heads; i++) {
         sequence->heads[i].rank = kv_pages_rank(&cache->pages, i);
         sequence->heads[i].marked = KV_NO_SLOT;
+        if (cache->windows != NULL)
+            sequence->heads[i].window = cache->windows[i / cache->pages.pool.layout.kv_heads];
     }
     sequence->next = cache->sequences;
     if (sequence->next != NULL)
@@ -79,7 +111,8 @@ static int fork_head(struct kv_pages *pages, struct kv_head *to, const struct kv
     if (kv_head_reserve_pages(to, from->pages_count) != 0 ||
         (from->positions != NULL && kv_head_reserve_slots(to, from->slots) != 0))
         return ERROR_MEMORY;
-    for (uint32_t i = 0; i < from->pages_count; i++) {
+    to->gone = from->gone;
+    for (uint32_t i = from->gone; i < from->pages_count; i++) {
         to->pages[i] = from->pages[i];
         kv_head_touch(to, i);
         kv_pages_hold(pages, from->pages[i]);
@@ -109,6 +142,7 @@ struct kv_sequence *kv_sequence_fork(const struct kv_sequence *sequence) {
         }
     fork->length = sequence->length;
     fork->pruned = sequence->pruned;
+    fork->gone = sequence->gone;
     fork->published = sequence->published;
     fork->last_block = sequence->last_block;
     fork->last_generation = sequence->last_generation;
@@ -125,7 +159,7 @@ void kv_sequence_drop_pages(struct kv_sequence *sequence) {
             most = sequence->heads[i].pages_count;
     while (most-- > 0)
         for (uint32_t i = 0; i < pages->heads; i++)
-            if (most < sequence->heads[i].pages_count)
+            if (most < sequence->heads[i].pages_count && most >= sequence->heads[i].gone)
                 kv_pages_drop(pages, sequence->heads[i].pages[most]);
     uint32_t block = kv_sequence_last_block(sequence);
     for (; block != PREFIX_NO_BLOCK; block = pages->index->blocks[block].parent)
@@ -176,10 +210,10 @@ uint32_t kv_sequence_tokens(const struct kv_sequence *sequence, uint32_t layer, 
 uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence) {
     uint64_t held = 0;
     if (!sequence->pruned)
-        return (uint64_t)sequence->length * sequence->cache->pages.heads;
+        return (uint64_t)sequence->length * sequence->cache->pages.heads - (uint64_t)sequence->gone * KV_PAGE_SLOTS;
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
         held += sequence->heads[i].slots;
-    return held;
+    return held - (uint64_t)sequence->gone * KV_PAGE_SLOTS;
 }
 
 uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence) {
@@ -192,28 +226,56 @@ uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence) {
 uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence) {
     uint32_t held = 0;
     if (!sequence->pruned)
-        return sequence->heads[0].pages_count * sequence->cache->pages.heads;
+        return sequence->heads[0].pages_count * sequence->cache->pages.heads - sequence->gone;
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
         held += sequence->heads[i].pages_count;
-    return held;
+    return held - sequence->gone;
+}
+
+uint64_t kv_sequence_tokens_sliding(const struct kv_sequence *sequence) {
+    return (uint64_t)sequence->length * sequence->cache->sliding_heads - (uint64_t)sequence->gone * KV_PAGE_SLOTS;
+}
+
+uint32_t kv_sequence_pages_slid(const struct kv_sequence *sequence) {
+    return sequence->gone;
+}
+
+void kv_sequence_slide(struct kv_sequence *sequence) {
+    struct kv_pages *pages = &sequence->cache->pages;
+    uint32_t kv_heads = pages->pool.layout.kv_heads, length = sequence->length;
+    for (uint32_t i = 0; sequence->cache->sliding_heads > 0 && i < pages->heads; i++) {
+        struct kv_head *head = &sequence->heads[i];
+        if (head->window == 0) {
+            i += kv_heads - 1; /* the other heads of its layer neither */
+            continue;
+        }
+        uint32_t gone = length >= head->window ? (length + 1 - head->window) / KV_PAGE_SLOTS : 0;
+        for (; head->gone < gone && head->gone < head->pages_count; head->gone++, sequence->gone++)
+            kv_pages_drop(pages, head->pages[head->gone]);
+    }
 }
 
 uint32_t kv_sequence_pages_shared(const struct kv_sequence *sequence) {
     const struct kv_pages *pages = &sequence->cache->pages;
     uint32_t shared = 0;
     for (uint32_t i = 0; pages->shared_count > 0 && i < pages->heads; i++)
-        for (uint32_t p = 0; p < sequence->heads[i].pages_count; p++)
+        for (uint32_t p = sequence->heads[i].gone; p < sequence->heads[i].pages_count; p++)
             shared += pages->states[sequence->heads[i].pages[p]].references > 1;
     return shared;
 }
 
+/* Whole splits of attention whose pages are gone are not shown. */
 static struct kv_head_view view_of(const struct kv_sequence *sequence, uint32_t head) {
+    enum { SPLIT_PAGES = ATTEND_SPLIT / KV_PAGE_SLOTS };
     const struct kv_head *at = &sequence->heads[head];
+    const uint32_t *device_pages = kv_sequence_device_table(sequence, head);
+    uint32_t hidden = at->gone / SPLIT_PAGES * SPLIT_PAGES, slots = hidden * KV_PAGE_SLOTS;
     return (struct kv_head_view){
-        .pages = at->pages,
-        .slots = at->slots,
-        .first_slot = at->first_new,
-        .device_pages = kv_sequence_device_table(sequence, head),
+        .pages = hidden > 0 ? at->pages + hidden : at->pages,
+        .slots = at->slots - slots,
+        .first_slot = at->first_new - slots,
+        .from_slot = (at->gone - hidden) * KV_PAGE_SLOTS,
+        .device_pages = device_pages != NULL ? device_pages + hidden : NULL,
     };
 }
 

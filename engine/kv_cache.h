@@ -21,6 +21,9 @@
  * Several ranks (struct backend): each holds the pages of its own heads. Pages that are free, needed or available are
  * then counted by the fullest rank, times the number of ranks (kv_pages.h).
  *
+ * Sliding layers: a head whose layer has a window gives back the pages that no later token can see (kv_sequence_slide).
+ * Its slots keep their numbers, slot == position; it is never pruned, and what is published of it stays so.
+ *
  * One thread (the engine thread) calls everything here.
  */
 #ifndef ENGINE_KV_CACHE_H
@@ -40,6 +43,9 @@ struct kv_cache_options {
     size_t bytes; /* of the page pool; at least one page for each layer and head */
     bool prefix_sharing;
     bool poison_free; /* fill pages with NaN when they become free (tests) */
+    const uint32_t
+        *windows;         /* [layers] a token sees itself and the window - 1 before it, 0: all; NULL: all 0. Copied */
+    uint32_t append_most; /* tokens that are appended at once, at most, where there are windows */
 };
 
 struct kv_cache *kv_cache_create(struct backend *backend, const struct kv_cache_options *options, struct error *error);
@@ -63,12 +69,15 @@ struct kv_sequence *kv_sequence_fork(const struct kv_sequence *sequence);
 void kv_sequence_free(struct kv_sequence *sequence); /* NULL allowed */
 
 uint32_t kv_sequence_length(const struct kv_sequence *sequence); /* L, tokens seen */
+/* Of a sliding head those that are gone are counted: slots are numbered by position. */
 uint32_t kv_sequence_slots(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
 uint32_t kv_sequence_tokens(
-    const struct kv_sequence *sequence, uint32_t layer, uint32_t head); /* without a marked one */
-uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence);    /* over all layers and heads */
-uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence);   /* the same without evicted slots (marked) */
-uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence);    /* references, shared pages included */
+    const struct kv_sequence *sequence, uint32_t layer, uint32_t head);  /* without a marked one */
+uint64_t kv_sequence_slots_held(const struct kv_sequence *sequence);     /* over all layers and heads */
+uint64_t kv_sequence_tokens_held(const struct kv_sequence *sequence);    /* the same without evicted slots (marked) */
+uint32_t kv_sequence_pages_held(const struct kv_sequence *sequence);     /* references, shared pages included */
+uint64_t kv_sequence_tokens_sliding(const struct kv_sequence *sequence); /* of tokens_held those of sliding heads */
+uint32_t kv_sequence_pages_slid(const struct kv_sequence *sequence);     /* that sliding heads have given back */
 /* Of them those that other sequences hold too: before one of them changes it is copied. */
 uint32_t kv_sequence_pages_shared(const struct kv_sequence *sequence);
 
@@ -88,6 +97,14 @@ int kv_sequence_append(struct kv_sequence *sequence, uint32_t count, struct erro
  * head, and like the tables themselves not charged to the pool; without memory for them there are none. */
 void kv_sequence_gather_tables(struct kv_sequence *sequence);
 void kv_cache_send_tables(struct kv_cache *cache);
+
+/* Gives back pages of sliding heads that no token from position L on can see. After what was appended was computed, and
+ * published. */
+void kv_sequence_slide(struct kv_sequence *sequence);
+/* Pages that a sliding head with this window holds at most, when as many tokens are appended at once. */
+static inline uint32_t kv_pages_for_window(uint32_t window, uint32_t append_most) {
+    return kv_pages_for(window + append_most) + 1;
+}
 
 /* The views of one layer for the count tokens appended last: views [kv_heads]. Valid until the sequence changes. */
 void kv_sequence_views(const struct kv_sequence *sequence, uint32_t layer, struct kv_head_view *views);

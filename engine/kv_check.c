@@ -30,7 +30,9 @@ static bool check_positions(const struct kv_head *head, uint32_t length) {
 }
 
 static bool check_head(const struct kv_sequence *sequence, const struct kv_head *head) {
-    uint32_t pages_count = sequence->saved ? 0 : kv_pages_for(head->slots);
+    uint32_t pages_count = sequence->saved ? head->gone : kv_pages_for(head->slots);
+    if (head->gone > pages_count || (head->window == 0 && head->gone > 0))
+        return false;
     if (head->pages_count != pages_count || head->pages_count > head->pages_capacity)
         return false;
     if (head->positions == NULL)
@@ -70,16 +72,20 @@ static bool check_sequences(const struct kv_cache *cache, uint32_t *references) 
     for (const struct kv_sequence *s = cache->sequences; s != NULL; s = s->next) {
         if (s->cache != cache || (s->next != NULL && s->next->previous != s))
             return false;
+        uint32_t gone = 0;
         for (uint32_t i = 0; i < cache->pages.heads; i++) {
             if (!check_head(s, &s->heads[i]))
                 return false;
-            for (uint32_t p = 0; p < s->heads[i].pages_count; p++) {
+            gone += s->heads[i].gone;
+            for (uint32_t p = s->heads[i].gone; p < s->heads[i].pages_count; p++) {
                 if (s->heads[i].pages[p] >= cache->pages.total ||
                     kv_pool_rank(&cache->pages.pool, s->heads[i].pages[p]) != s->heads[i].rank)
                     return false;
                 references[s->heads[i].pages[p]]++;
             }
         }
+        if (gone != s->gone)
+            return false;
     }
     return true;
 }

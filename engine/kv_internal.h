@@ -22,9 +22,11 @@ struct kv_page_batch {
 };
 
 /* What a sequence holds of one (layer, KV head). Slot s lies in pages[s / 16]; exactly the pages that slots need are
- * held. */
+ * held, but for the first `gone` of a sliding head. */
 struct kv_head {
-    uint32_t rank; /* that its pages are of */
+    uint32_t window; /* of its layer; 0: none */
+    uint32_t gone;   /* leading entries of pages whose pages were given back */
+    uint32_t rank;   /* that its pages are of */
     uint32_t *pages;
     uint32_t pages_count, pages_capacity;
     uint32_t changed_first, changed_end; /* entries that the device's copy of the table may lack; none: 0, 0 */
@@ -44,6 +46,7 @@ struct kv_sequence {
     struct kv_sequence *next, *previous; /* of the cache's list */
     uint32_t length;                     /* L */
     bool pruned;                         /* some head is */
+    uint32_t gone;                       /* pages that sliding heads gave back */
     bool saved;                          /* its pages are not held: kv_sequence_save */
     size_t charged;                      /* bytes: kv_sequence_charge */
     uint32_t *device_tables;             /* device [a rank's heads][device_pages] page tables; NULL: none */
@@ -59,6 +62,9 @@ struct kv_cache {
     struct kv_sequence *sequences; /* a list of all, for kv_cache_check */
     struct kv_page_batch batch;    /* empty between calls */
     uint32_t *block_pages;         /* [layers * kv_heads] for publishing */
+    uint32_t *windows;             /* [layers]; NULL: no layer slides */
+    uint32_t sliding_heads;
+    uint32_t append_most;
     struct kv_table_write *writes; /* gathered for kv_cache_send_tables */
     uint32_t writes_count, writes_capacity;
 };

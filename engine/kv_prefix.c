@@ -129,9 +129,9 @@ void kv_sequence_clear(struct kv_sequence *sequence) {
     kv_sequence_drop_pages(sequence);
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++) {
         struct kv_head *head = &sequence->heads[i];
-        head->pages_count = head->slots = head->first_new = 0;
+        head->pages_count = head->slots = head->first_new = head->gone = 0;
     }
-    sequence->length = 0;
+    sequence->length = sequence->gone = 0;
     remember_block(sequence, 0, PREFIX_NO_BLOCK);
 }
 
@@ -141,8 +141,11 @@ static uint32_t publish_block(
     uint32_t block = prefix_index_find(cache->pages.index, parent, tokens);
     if (block != PREFIX_NO_BLOCK)
         return block;
-    for (uint32_t i = 0; i < cache->pages.heads; i++)
+    for (uint32_t i = 0; i < cache->pages.heads; i++) {
+        if (number < sequence->heads[i].gone)
+            return PREFIX_NO_BLOCK;
         cache->block_pages[i] = sequence->heads[i].pages[number];
+    }
     return kv_pages_publish(&cache->pages, parent, tokens, cache->block_pages);
 }
 
@@ -155,7 +158,7 @@ void kv_sequence_publish(struct kv_sequence *sequence, const int32_t *tokens) {
     uint32_t number = parent != PREFIX_NO_BLOCK ? sequence->published : 0;
     while (number < complete) {
         uint32_t block = publish_block(sequence, number, parent, tokens + (size_t)number * KV_PAGE_SLOTS);
-        if (block == PREFIX_NO_BLOCK) /* only when tokens are not those of an earlier call */
+        if (block == PREFIX_NO_BLOCK) /* a sliding head has no such page any more, or tokens are not those of before */
             break;
         parent = block;
         number++;

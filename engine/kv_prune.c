@@ -140,6 +140,8 @@ static void drop_replaced(struct kv_pages *pages, const struct compaction *plan,
 static int check_slots(const struct kv_head *head, const uint32_t *slots, uint32_t count, struct error *error) {
     if (head == NULL)
         return error_set(error, ERROR_INVALID, "no such layer or KV head");
+    if (head->window != 0)
+        return error_set(error, ERROR_INVALID, "a sliding layer keeps its window");
     for (uint32_t i = 0; i < count; i++)
         if (slots[i] >= head->slots || (i > 0 && slots[i] <= slots[i - 1]))
             return error_set(
@@ -264,6 +266,8 @@ int kv_sequence_evict(
     struct kv_head *head = kv_sequence_head(sequence, layer, head_number);
     if (head == NULL || slot >= head->slots)
         return error_set(error, ERROR_INVALID, "no such slot to evict: %u", slot);
+    if (head->window != 0)
+        return error_set(error, ERROR_INVALID, "a sliding layer keeps its window");
     if (head->marked != KV_NO_SLOT)
         return error_set(error, ERROR_INVALID, "slot %u is evicted already and waits for a token", head->marked);
     uint32_t at = slot / KV_PAGE_SLOTS;

@@ -54,6 +54,8 @@ static bool goes(const struct kv_head *head, const struct kv_removal *removal) {
 }
 
 static int check_removal(const struct kv_head *head, const struct kv_removal *removal, struct error *error) {
+    if (head->window != 0 && (kv_removal_compacts(removal) || removal->evict != KV_NO_SLOT))
+        return error_set(error, ERROR_INVALID, "a sliding layer keeps its window");
     if (!kv_removal_compacts(removal)) {
         if (removal->evict != KV_NO_SLOT && (removal->evict >= head->slots || head->marked != KV_NO_SLOT))
             return error_set(error, ERROR_INVALID, "slot %u cannot be evicted", removal->evict);

@@ -7,14 +7,14 @@
 uint64_t kv_sequence_pages_saved(const struct kv_sequence *sequence) {
     uint64_t count = 0;
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
-        count += kv_pages_for(sequence->heads[i].slots);
+        count += kv_pages_for(sequence->heads[i].slots) - sequence->heads[i].gone;
     return count;
 }
 
 uint64_t kv_sequence_pages_to_restore(const struct kv_sequence *sequence) {
     uint64_t by_rank[BACKEND_RANKS_MAX] = {0};
     for (uint32_t i = 0; i < sequence->cache->pages.heads; i++)
-        by_rank[sequence->heads[i].rank] += kv_pages_for(sequence->heads[i].slots);
+        by_rank[sequence->heads[i].rank] += kv_pages_for(sequence->heads[i].slots) - sequence->heads[i].gone;
     return kv_pages_of_ranks(&sequence->cache->pages, by_rank);
 }
 
@@ -25,13 +25,13 @@ void kv_sequence_save(struct kv_sequence *sequence, void *host) {
     for (uint32_t i = 0; i < pages->heads; i++) {
         const struct kv_head *head = &sequence->heads[i];
         struct backend *on = backend_of_rank(pages->backend, head->rank);
-        for (uint32_t p = 0; p < head->pages_count; p++, to += pool->page_bytes)
+        for (uint32_t p = head->gone; p < head->pages_count; p++, to += pool->page_bytes)
             on->operations->download(on, to, kv_pool_address(pages->backend, pool, head->pages[p]), pool->page_bytes);
     }
     kv_sequence_drop_pages(sequence);
     kv_sequence_drop_tables(sequence);
     for (uint32_t i = 0; i < pages->heads; i++)
-        sequence->heads[i].pages_count = 0;
+        sequence->heads[i].pages_count = sequence->heads[i].gone;
     sequence->saved = true;
 }
 

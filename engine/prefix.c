@@ -93,6 +93,7 @@ uint32_t sequence_reuse_prefix(struct sequence *sequence, const int32_t *tokens,
     else
         reused = kv_sequence_adopt_prefix(sequence->kv, tokens, limit, limit, NULL, NULL);
     memcpy(sequence->tokens, tokens, reused * sizeof *tokens);
+    kv_sequence_slide(sequence->kv);
     eviction->snapshots = snapshot.needs != 0 && kv_cache_attached_most(cache) > 0;
     eviction->snapshot_at = reused;
     if (eviction->snapshots)

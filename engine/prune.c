@@ -54,7 +54,7 @@ static void fill_rows(const struct prune *prune, struct prune_job *job) {
     uint32_t kv_heads = prune->engine->model->shape.kv_heads;
     uint32_t *keep = job->keep;
     for (uint32_t r = 0; r < job->rows_count; r++) {
-        uint32_t head = job->sequence->eviction.settings.policy->shared ? r * kv_heads : r;
+        uint32_t head = prune_head_of_row(job, r);
         job->rows[r] = (struct select_row){
             .layer = head / kv_heads,
             .head = head % kv_heads,
@@ -101,9 +101,14 @@ static struct kv_removal removal_of(
     return (struct kv_removal){.evict = evict};
 }
 
+static void remove_nothing(struct prune_job *job) {
+    for (uint32_t i = 0; i < engine_heads(job->sequence->engine); i++)
+        job->removals[i] = (struct kv_removal){.evict = KV_NO_SLOT};
+}
+
 /* The backend found what goes. */
 static void remove_worst(struct prune_job *job) {
-    uint32_t heads = engine_heads(job->sequence->engine), heads_a_row = heads / job->rows_count;
+    uint32_t heads = engine_heads(job->sequence->engine), heads_a_row = prune_heads_a_row(job);
     for (uint32_t i = 0; i < heads; i++) {
         uint32_t head = i / heads_a_row * heads_a_row;
         job->removals[i] = (struct kv_removal){.evict = prune_over_by_one(job, head) ? job->worst[head] : KV_NO_SLOT};
@@ -116,10 +121,12 @@ static int select_on_host(struct prune *prune, struct prune_job *job, struct err
     fill_rows(prune, job);
     int code =
         select_slots(job->rows, job->rows_count, settings->scope, settings->floor, &prune->engine->prune.select, error);
-    uint32_t heads_a_row = engine_heads(prune->engine) / job->rows_count;
-    for (uint32_t i = 0; i < engine_heads(prune->engine) && code == 0; i++) {
-        const struct select_row *row = &job->rows[i / heads_a_row];
-        job->removals[i] = removal_of(job, row->keep, row->kept, row->slots, row->positions);
+    remove_nothing(job);
+    for (uint32_t r = 0; r < job->rows_count && code == 0; r++) {
+        const struct select_row *row = &job->rows[r];
+        uint32_t first = prune_head_of_row(job, r);
+        for (uint32_t i = first; i < first + prune_heads_a_row(job); i++)
+            job->removals[i] = removal_of(job, row->keep, row->kept, row->slots, row->positions);
     }
     return code;
 }
@@ -133,16 +140,16 @@ static bool selects_on_device(const struct prune *prune) {
 static struct selection list_selection(struct prune_job *job) {
     const struct policy_settings *settings = &job->sequence->eviction.settings;
     uint32_t kv_heads = job->sequence->engine->model->shape.kv_heads;
-    uint32_t heads_a_row = engine_heads(job->sequence->engine) / job->rows_count;
     for (uint32_t r = 0; r < job->rows_count; r++) {
-        const struct score_head *head = &job->heads[r * heads_a_row];
+        uint32_t number = prune_head_of_row(job, r);
+        const struct score_head *head = &job->heads[number];
         job->selected[r] = (struct selected_row){
             .view = head->view,
             .scores = head->scores,
-            .positions = prune_positions(job->sequence->engine, job->sequence, r * heads_a_row),
-            .layer = r * heads_a_row / kv_heads,
-            .head = r * heads_a_row % kv_heads,
-            .budget = job->budgets[r * heads_a_row],
+            .positions = prune_positions(job->sequence->engine, job->sequence, number),
+            .layer = number / kv_heads,
+            .head = number % kv_heads,
+            .budget = job->budgets[number],
         };
     }
     return (struct selection){job->selected, job->rows_count, settings->scope, settings->floor};
@@ -183,12 +190,14 @@ static struct kv_removal removal_of_list(
 
 static void remove_selected(struct prune_job *job) {
     const struct engine *engine = job->sequence->engine;
-    uint32_t heads_a_row = engine_heads(engine) / job->rows_count, *list = job->keep;
+    uint32_t *list = job->keep;
+    remove_nothing(job);
     for (uint32_t r = 0; r < job->rows_count; r++) {
         const struct selected_row *row = &job->selected[r];
         uint32_t slots = row->view.slots, kept = count_bits(row->stays, slots);
         list_bits(row->stays, slots, lists_kept(kept, slots), list);
-        for (uint32_t i = r * heads_a_row; i < (r + 1) * heads_a_row; i++)
+        uint32_t first = prune_head_of_row(job, r);
+        for (uint32_t i = first; i < first + prune_heads_a_row(job); i++)
             job->removals[i] = removal_of_list(job, list, kept, slots, prune_positions(engine, job->sequence, i));
         list += slots;
     }
@@ -360,7 +369,7 @@ static int score(struct prune *prune, struct error *error) {
     if (prune->scored == 0)
         return 0;
     int code = operations->score(engine->backend, kv_cache_pool(engine->cache), prune->layers,
-        prune->scored * shape->layers, shape->heads, error);
+        prune->scored * shape->global_layers, shape->heads, error);
     if (code != 0)
         return code;
     if (prune->host_scores != NULL)
@@ -443,7 +452,10 @@ int sequence_prune_to(
     struct prune_job *job = prune.jobs;
     float *none = NULL;
     prune_fill_job(job, false, &none);
+    remove_nothing(job);
     for (uint32_t i = 0; i < engine_heads(sequence->engine); i++) {
+        if (engine_head_slides(sequence->engine, i))
+            continue;
         int code = check_list(job, i, lists[i], counts[i], error);
         if (code != 0)
             return code;

@@ -76,11 +76,31 @@ bool prune_is_over(const struct sequence *sequence) {
     if (sequence->eviction.summaries != NULL)
         budget = sequence_beside_summary(budget);
     const struct model_shape *shape = &sequence->engine->model->shape;
-    for (uint32_t layer = 0; layer < shape->layers; layer++)
+    for (uint32_t i = 0; i < shape->global_layers; i++)
         for (uint32_t head = 0; head < shape->kv_heads; head++)
-            if (kv_sequence_tokens(sequence->kv, layer, head) > budget)
+            if (kv_sequence_tokens(sequence->kv, sequence->engine->model->global_layers[i], head) > budget)
                 return true;
     return false;
+}
+
+/* ---- rows ---- */
+
+uint32_t prune_heads_a_row(const struct prune_job *job) {
+    return job->sequence->eviction.settings.policy->shared ? job->sequence->engine->model->shape.kv_heads : 1;
+}
+
+uint32_t prune_head_of_row(const struct prune_job *job, uint32_t row) {
+    const struct model *model = job->sequence->engine->model;
+    uint32_t kv_heads = model->shape.kv_heads, head = row * prune_heads_a_row(job);
+    return model->global_layers[head / kv_heads] * kv_heads + head % kv_heads;
+}
+
+/* Slots of a head that a prune is about. */
+static uint32_t slots_of(const struct sequence *sequence, uint32_t head) {
+    uint32_t kv_heads = sequence->engine->model->shape.kv_heads;
+    return engine_head_slides(sequence->engine, head)
+               ? 0
+               : kv_sequence_slots(sequence->kv, head / kv_heads, head % kv_heads);
 }
 
 /* ---- the plan ---- */
@@ -109,9 +129,9 @@ static void lay_out(struct prune_job *job, struct sequence *sequence, bool found
         .sequence = sequence, .seen = sequence_length(sequence), .first = !eviction->pruned, .found = found};
     job->budget = policy_budget(&eviction->settings, job->seen);
     job->mark = job->seen > eviction->prompt_tokens && eviction->settings.interval == 1;
-    job->rows_count = eviction->settings.policy->shared ? shape->layers : heads;
+    job->rows_count = eviction->settings.policy->shared ? shape->global_layers : engine_global_heads(engine);
     for (uint32_t i = 0; i < heads; i++)
-        job->slots_count += kv_sequence_slots(sequence->kv, i / shape->kv_heads, i % shape->kv_heads);
+        job->slots_count += slots_of(sequence, i);
     job->slots = take(arena, heads, sizeof *job->slots);
     job->removals = take(arena, heads, sizeof *job->removals);
     if (eviction->statistics != NULL)
@@ -132,7 +152,7 @@ static void lay_out(struct prune_job *job, struct sequence *sequence, bool found
 
 static void lay_out_all(
     struct prune *prune, struct sequence *const *sequences, uint32_t count, uint32_t chosen, struct arena *arena) {
-    uint32_t layers = prune->engine->model->shape.layers;
+    uint32_t layers = prune->engine->model->shape.global_layers;
     struct prune_job unused;
     prune->count = prune->scored = 0;
     prune->jobs = take(arena, chosen, sizeof *prune->jobs);
@@ -188,8 +208,9 @@ void prune_fill_job(struct prune_job *job, bool freeze, float **scores) {
     const struct eviction *eviction = &sequence->eviction;
     uint32_t stages_count = policy_stages(&eviction->settings, job->stages);
     bool ordered = reads_order(engine, job->stages, stages_count);
-    for (uint32_t layer = 0; layer < shape->layers; layer++) {
-        job->layers[layer] = (struct score_layer){
+    for (uint32_t i = 0; i < shape->global_layers; i++) {
+        uint32_t layer = engine->model->global_layers[i];
+        job->layers[i] = (struct score_layer){
             .heads = job->heads + (size_t)layer * shape->kv_heads,
             .layer = layer,
             .seen = job->seen,
@@ -204,10 +225,15 @@ void prune_fill_job(struct prune_job *job, bool freeze, float **scores) {
             .output = &engine->model->layers[layer].attn_output,
         };
         if (eviction->statistics != NULL)
-            job->layers[layer].moments = eviction->statistics->moments[layer];
+            job->layers[i].moments = eviction->statistics->moments[layer];
     }
     for (uint32_t i = 0; i < engine_heads(engine); i++) {
         struct score_head *head = &job->heads[i];
+        job->slots[i] = slots_of(sequence, i);
+        if (engine_head_slides(engine, i)) {
+            *head = (struct score_head){.scores = NULL};
+            continue;
+        }
         *head = (struct score_head){
             .view = kv_sequence_view(sequence->kv, i / shape->kv_heads, i % shape->kv_heads),
             .scores = *scores != NULL ? score_address(engine, i, *scores) : NULL,
@@ -217,7 +243,6 @@ void prune_fill_job(struct prune_job *job, bool freeze, float **scores) {
             head->order = kv_sequence_slot_order(sequence->kv, i / shape->kv_heads, i % shape->kv_heads);
         if (eviction->statistics != NULL)
             head->statistics = eviction->statistics->heads[i];
-        job->slots[i] = head->view.slots;
         if (*scores != NULL)
             *scores += head->view.slots;
     }
@@ -243,7 +268,7 @@ static void protect(struct prune_job *job) {
 static int prefer_layers(struct prune *prune, struct prune_job *job) {
     struct engine *engine = prune->engine;
     struct eviction *eviction = &job->sequence->eviction;
-    uint32_t layers = engine->model->shape.layers;
+    uint32_t layers = engine->model->shape.global_layers;
     double *preferences = malloc(layers * sizeof *preferences);
     if (preferences == NULL)
         return ERROR_MEMORY;
@@ -272,12 +297,36 @@ static int gate_heads(struct prune_job *job) {
     }
     for (uint32_t i = 0; i < heads; i++) {
         struct backend *on = backend_of_head(engine->backend, engine->model->shape.kv_heads, i);
+        gates[i] = 0;
+        if (engine_head_slides(engine, i))
+            continue;
         on->operations->download(on, sums, eviction->statistics->heads[i].window_sum, job->slots[i] * sizeof *sums);
         gates[i] = head_gate_from_attention(sums, prune_positions(engine, job->sequence, i), job->slots[i], job->seen);
     }
     free(sums);
     eviction->gates = gates;
     return 0;
+}
+
+void engine_gather_gates(const struct engine *engine, const float *gates, float *out) {
+    uint32_t kv_heads = engine->model->shape.kv_heads;
+    for (uint32_t i = 0; i < engine->model->shape.global_layers; i++)
+        memcpy(out + (size_t)i * kv_heads, gates + (size_t)engine->model->global_layers[i] * kv_heads,
+            kv_heads * sizeof *out);
+}
+
+/* Budgets that lie one after the other move to their layers; those of sliding layers keep everything. */
+static void spread_budgets(const struct engine *engine, uint32_t *budgets) {
+    const struct model *model = engine->model;
+    uint32_t kv_heads = model->shape.kv_heads, left = model->shape.global_layers;
+    for (uint32_t layer = model->shape.layers; layer-- > 0;) {
+        uint32_t *to = budgets + (size_t)layer * kv_heads;
+        if (model->windows[layer] == 0)
+            memmove(to, budgets + (size_t)--left * kv_heads, kv_heads * sizeof *to);
+        else
+            for (uint32_t head = 0; head < kv_heads; head++)
+                to[head] = BUDGET_ALL;
+    }
 }
 
 static int allocate_budgets(struct prune *prune, struct prune_job *job) {
@@ -291,13 +340,21 @@ static int allocate_budgets(struct prune *prune, struct prune_job *job) {
         return ERROR_MEMORY;
     struct budget_input input = {
         .settings = settings,
-        .layers = shape->layers,
+        .layers = shape->global_layers,
         .kv_heads = shape->kv_heads,
         .seen = job->seen,
         .layer_preferences = eviction->layer_preferences,
-        .gates = settings->gates != NULL ? settings->gates->values : eviction->gates,
     };
+    const float *all = settings->gates != NULL ? settings->gates->values : eviction->gates;
+    float *gates = all != NULL ? malloc(engine_heads(prune->engine) * sizeof *gates) : NULL;
+    if (all != NULL && gates == NULL)
+        return ERROR_MEMORY;
+    if (all != NULL)
+        engine_gather_gates(prune->engine, all, gates);
+    input.gates = gates;
     budget_allocate(&input, job->budgets);
+    spread_budgets(prune->engine, job->budgets);
+    free(gates);
     return 0;
 }
 
@@ -332,7 +389,7 @@ bool prune_over_by_one(const struct prune_job *job, uint32_t head) {
  * need not show scores, only the one slot of a row that goes. */
 static void ask_for_worst(struct prune_job *job) {
     const struct policy_settings *settings = &job->sequence->eviction.settings;
-    uint32_t heads = engine_heads(job->sequence->engine), heads_a_row = heads / job->rows_count;
+    uint32_t heads = engine_heads(job->sequence->engine), heads_a_row = prune_heads_a_row(job);
     job->one = job->mark && rows_are_alone(settings);
     for (uint32_t i = 0; i < heads && job->one; i++)
         job->one = job->heads[i].view.slots <= job->budgets[i] || prune_over_by_one(job, i);
@@ -379,12 +436,17 @@ static int plan_job(struct prune *prune, struct prune_job *job, float **scores) 
 /* What was found ahead is the whole plan: a slot of a row's first head, which all of its heads lose. */
 static void take_found(struct prune_job *job) {
     const struct sequence *sequence = job->sequence;
-    uint32_t kv_heads = sequence->engine->model->shape.kv_heads, heads = engine_heads(sequence->engine);
-    uint32_t heads_a_row = heads / job->rows_count;
+    uint32_t heads = engine_heads(sequence->engine), heads_a_row = prune_heads_a_row(job);
     for (uint32_t i = 0; i < heads; i++) {
-        job->slots[i] = kv_sequence_slots(sequence->kv, i / kv_heads, i % kv_heads);
+        job->slots[i] = slots_of(sequence, i);
         job->removals[i] = (struct kv_removal){.evict = sequence->eviction.worst[i / heads_a_row * heads_a_row]};
     }
+}
+
+/* All global layers turn alike. */
+static struct rope_params global_rope(const struct engine *engine) {
+    const struct model *model = engine->model;
+    return transformer_rope(engine->transformer, model->shape.global_layers > 0 ? model->global_layers[0] : 0);
 }
 
 /* Plans all jobs, scores excepted. */
@@ -395,7 +457,7 @@ int prune_plan(struct prune *prune, struct sequence *const *sequences, uint32_t 
         return ERROR_MEMORY;
     if (grow_scores(engine, prune->scored_slots) != 0)
         return ERROR_MEMORY;
-    space->rope = transformer_rope(engine->transformer, engine->model->global_layers[0]);
+    space->rope = global_rope(engine);
     float *scores = space->scores;
     int code = 0;
     for (uint32_t i = 0; i < prune->count && code == 0; i++) {
@@ -477,7 +539,7 @@ static struct score_layer *lay_out_ahead(
         if (!items[i].sequence->eviction.chosen)
             continue;
         lay_out(job, items[i].sequence, false, arena);
-        job->layers = take(arena, layers, sizeof *job->layers);
+        job->layers = take(arena, prune->engine->model->shape.global_layers, sizeof *job->layers);
     }
     if (arena->base != NULL)
         memset(scored, 0, (size_t)layers * count * sizeof *scored);
@@ -502,7 +564,7 @@ const struct score_layer *engine_plan_ahead(struct engine *engine, const struct 
     struct prune prune = {.engine = engine};
     struct prune_space *space = &engine->prune;
     struct arena arena = {0};
-    uint32_t layers = engine->model->shape.layers, longest = choose_ahead(items, count), asked = 0;
+    uint32_t layers = engine->model->shape.global_layers, longest = choose_ahead(items, count), asked = 0;
     space->late_count = 0;
     if (longest == 0)
         return NULL;
@@ -511,14 +573,15 @@ const struct score_layer *engine_plan_ahead(struct engine *engine, const struct 
         return NULL;
     arena = (struct arena){.base = space->ahead};
     struct score_layer *scored = lay_out_ahead(&prune, items, count, &arena);
-    space->rope = transformer_rope(engine->transformer, engine->model->global_layers[0]);
+    space->rope = global_rope(engine);
     for (uint32_t i = 0; i < count; i++) {
         struct prune_job *job = &prune.jobs[i];
         float *none = NULL;
         if (job->sequence == NULL || plan_job(&prune, job, &none) != 0 || !report_to_sequence(job))
             continue;
         for (uint32_t layer = 0; layer < layers; layer++) /* late: one sequence after the other */
-            scored[scores_late(engine) ? asked * layers + layer : layer * count + i] = job->layers[layer];
+            scored[scores_late(engine) ? asked * layers + layer : engine->model->global_layers[layer] * count + i] =
+                job->layers[layer];
         job->sequence->eviction.worst_awaited = scores_late(engine);
         asked++;
     }

@@ -20,15 +20,15 @@ struct prune_job {
     bool first; /* nothing was pruned before */
     bool mark;  /* a head that loses one slot keeps it for the next token */
     uint32_t rows_count;
-    size_t slots_count; /* of all heads */
+    size_t slots_count; /* of all heads, but for sliding layers' */
     bool one;           /* a row that is over its budget is so by one slot, and alone */
     bool found;         /* what goes was found ahead: eviction.worst */
     bool compacted;     /* its statistics are yet to follow */
     int code;           /* of its selection */
-    uint32_t *slots;    /* [heads] */
+    uint32_t *slots;    /* [heads] 0 of sliding layers' */
     uint32_t *budgets;  /* [heads] */
     struct score_head *heads;
-    struct score_layer *layers; /* [layers] */
+    struct score_layer *layers; /* [global layers] */
     struct score_stage *stages;
     uint32_t *worst;               /* [heads] with `one`: the slot that goes */
     struct select_row *rows;       /* one a head, or one a layer where all heads of a layer hold the same */
@@ -43,10 +43,10 @@ struct prune {
     struct engine *engine;
     struct prune_job *jobs;
     uint32_t count;
-    struct score_layer *layers; /* [scored * layers] of the jobs that are scored */
+    struct score_layer *layers; /* [scored * global layers] of the jobs that are scored */
     uint32_t scored;
     size_t scored_slots;              /* of those jobs */
-    double *entropy, *variance;       /* [layers] */
+    double *entropy, *variance;       /* [global layers] */
     struct selection *selections;     /* [scored] */
     struct statistics_prune *follows; /* [count] */
     struct statistics_move *moves;    /* [count * heads] */
@@ -55,6 +55,10 @@ struct prune {
     bool show_scores;                 /* all of them are asked for */
     float *host_scores;               /* where the host reads scores and the device's memory is not its own */
 };
+
+/* Heads of a row, and which is the first of row r; the row of a head of a global layer. */
+uint32_t prune_heads_a_row(const struct prune_job *job);
+uint32_t prune_head_of_row(const struct prune_job *job, uint32_t row);
 
 /* Whether a prune of the sequence is due; whether some head holds more than it may at least. */
 bool prune_is_due(const struct sequence *sequence);

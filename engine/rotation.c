@@ -53,7 +53,8 @@ static int visit_sinks(struct sequence *sequence, sink_visit visit, struct error
     struct sink sink = {0};
     int code = 0;
     for (sink.layer = 0; sink.layer < shape->layers; sink.layer++)
-        for (sink.head = 0; sink.head < shape->kv_heads && code == 0; sink.head++)
+        for (sink.head = sequence->engine->model->windows[sink.layer] != 0 ? shape->kv_heads : 0;
+             sink.head < shape->kv_heads && code == 0; sink.head++)
             code = visit_head(sequence, sink, visit, error);
     return code;
 }

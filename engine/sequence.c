@@ -62,7 +62,7 @@ static int fork_eviction(struct sequence *fork, const struct sequence *sequence)
     if (kv_sequence_charge(fork->kv, kv_sequence_charged(sequence->kv), NULL) != 0)
         return ERROR_PAGES;
     const struct engine *engine = fork->engine;
-    if (copy_host((void **)&to->layer_preferences, from->layer_preferences, engine->model->shape.layers,
+    if (copy_host((void **)&to->layer_preferences, from->layer_preferences, engine->model->shape.global_layers,
             sizeof *to->layer_preferences) != 0 ||
         copy_host((void **)&to->gates, from->gates, engine_heads(engine), sizeof *to->gates) != 0 ||
         fork_sinks(fork, sequence) != 0)
@@ -174,6 +174,7 @@ struct statistics_shape engine_statistics_shape(const struct engine *engine, con
         .seed = settings->seed,
         .content = settings->network != NULL ? settings->network->shape.content : 0,
         .ranks = backend_ranks(engine->backend),
+        .windows = engine->model->windows,
     };
 }
 
@@ -451,12 +452,14 @@ size_t sequence_statistics_bytes(const struct sequence *sequence) {
 struct sequence_memory sequence_memory(const struct sequence *sequence) {
     const struct engine *engine = sequence->engine;
     uint64_t page_bytes = kv_cache_pool(engine->cache)->page_bytes, heads = engine_heads(engine);
+    uint64_t held = kv_sequence_tokens_held(sequence->kv), counted = engine_global_heads(engine);
     uint32_t seen = sequence_length(sequence);
+    held -= counted > 0 ? kv_sequence_tokens_sliding(sequence->kv) : 0;
     return (struct sequence_memory){
         .seen = seen,
-        .kept = (double)kv_sequence_tokens_held(sequence->kv) / (double)heads,
+        .kept = (double)held / (double)(counted > 0 ? counted : heads),
         .bytes = kv_sequence_pages_held(sequence->kv) * page_bytes + kv_sequence_charged(sequence->kv),
-        .bytes_full = kv_pages_for(seen) * heads * page_bytes,
+        .bytes_full = (kv_pages_for(seen) * heads - kv_sequence_pages_slid(sequence->kv)) * page_bytes,
     };
 }
 

@@ -9,12 +9,24 @@ static uint32_t heads_count(const struct statistics_shape *shape) {
     return shape->layers * shape->kv_heads;
 }
 
+/* Layers before `end` that have statistics. */
+static uint32_t kept_layers(const struct statistics_shape *shape, uint32_t end) {
+    uint32_t count = 0;
+    for (uint32_t layer = 0; layer < end; layer++)
+        count += !statistics_slides(shape, layer);
+    return count;
+}
+
+static uint32_t kept_heads(const struct statistics_shape *shape) {
+    return kept_layers(shape, shape->layers) * shape->kv_heads;
+}
+
 static size_t head_bytes(const struct statistics_shape *shape, uint32_t needs, uint32_t tokens) {
     return statistics_head_bytes(shape, needs, tokens);
 }
 
 size_t snapshot_bytes(const struct statistics_shape *shape, uint32_t needs, uint32_t tokens) {
-    return heads_count(shape) * head_bytes(shape, needs, tokens) + statistics_moments_bytes(shape, needs);
+    return kept_heads(shape) * head_bytes(shape, needs, tokens) + statistics_moments_bytes(shape, needs);
 }
 
 static void release(struct kv_attachment *attachment) {
@@ -29,14 +41,15 @@ static struct kv_statistics arrays_of(const struct snapshot *snapshot, uint32_t 
     uint32_t kv_heads = snapshot->shape.kv_heads;
     char *base =
         backend_address(snapshot->backend, snapshot->memory, backend_rank_of_head(snapshot->backend, kv_heads, head));
-    base += backend_head_on_rank(snapshot->backend, kv_heads, head) *
+    uint32_t number = kept_layers(&snapshot->shape, head / kv_heads) * kv_heads + head % kv_heads;
+    base += backend_head_on_rank(snapshot->backend, kv_heads, number) *
             head_bytes(&snapshot->shape, snapshot->needs, snapshot->tokens);
     statistics_lay_out(&snapshot->shape, snapshot->needs, snapshot->tokens, base, &arrays);
     return arrays;
 }
 
 static char *moments_of(const struct snapshot *snapshot) {
-    uint32_t heads = heads_count(&snapshot->shape) / backend_ranks(snapshot->backend);
+    uint32_t heads = kept_heads(&snapshot->shape) / backend_ranks(snapshot->backend);
     return snapshot->memory + heads * head_bytes(&snapshot->shape, snapshot->needs, snapshot->tokens);
 }
 
@@ -45,19 +58,25 @@ static void move_columns(const struct snapshot *snapshot, const struct kv_statis
     const struct statistics_shape *shape = &snapshot->shape;
     struct kv_statistics arrays[MOVES_AT_ONCE];
     struct statistics_move moves[MOVES_AT_ONCE];
-    for (uint32_t first = 0, end = heads_count(shape); first < end; first += MOVES_AT_ONCE) {
-        uint32_t count = end - first < MOVES_AT_ONCE ? end - first : MOVES_AT_ONCE;
-        for (uint32_t i = 0; i < count; i++) {
-            arrays[i] = arrays_of(snapshot, first + i);
-            moves[i] = (struct statistics_move){
-                .rank = backend_rank_of_head(snapshot->backend, shape->kv_heads, first + i),
-                .from = restore ? &arrays[i] : &heads[first + i],
-                .to = restore ? &heads[first + i] : &arrays[i],
-                .count = snapshot->tokens,
-            };
+    const struct backend_operations *operations = snapshot->backend->operations;
+    uint32_t count = 0;
+    for (uint32_t head = 0; head < heads_count(shape); head++) {
+        if (statistics_slides(shape, head / shape->kv_heads))
+            continue;
+        arrays[count] = arrays_of(snapshot, head);
+        moves[count] = (struct statistics_move){
+            .rank = backend_rank_of_head(snapshot->backend, shape->kv_heads, head),
+            .from = restore ? &arrays[count] : &heads[head],
+            .to = restore ? &heads[head] : &arrays[count],
+            .count = snapshot->tokens,
+        };
+        if (++count == MOVES_AT_ONCE) {
+            operations->move_statistics(snapshot->backend, moves, count, shape->group, shape->head_dim);
+            count = 0;
         }
-        snapshot->backend->operations->move_statistics(snapshot->backend, moves, count, shape->group, shape->head_dim);
     }
+    if (count > 0)
+        operations->move_statistics(snapshot->backend, moves, count, shape->group, shape->head_dim);
 }
 
 struct snapshot *snapshot_create(const struct statistics *from, uint32_t needs, uint32_t tokens) {

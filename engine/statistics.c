@@ -275,6 +275,8 @@ failed:
 static uint32_t room_missing(
     const struct statistics *s, const struct kv_sequence *kv, uint32_t head, uint32_t count, uint32_t hint) {
     uint32_t layer = head / s->shape.kv_heads;
+    if (statistics_slides(&s->shape, layer))
+        return 0;
     uint32_t needed = kv_sequence_slots(kv, layer, head % s->shape.kv_heads) + count;
     if (needed <= s->heads[head].capacity)
         return 0;

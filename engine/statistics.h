@@ -17,9 +17,14 @@ struct statistics_shape {
     uint32_t layers, kv_heads, group, head_dim;
     uint32_t window, history;
     uint64_t seed;
-    uint32_t content; /* numbers of the network's content */
-    uint32_t ranks;   /* struct backend; divides kv_heads; 0: 1 */
+    uint32_t content;        /* numbers of the network's content */
+    uint32_t ranks;          /* struct backend; divides kv_heads; 0: 1 */
+    const uint32_t *windows; /* [layers] not 0: the layer slides, and has none; NULL: no layer does. Outlives them */
 };
+
+static inline bool statistics_slides(const struct statistics_shape *shape, uint32_t layer) {
+    return shape->windows != NULL && shape->windows[layer] != 0;
+}
 
 struct statistics {
     struct backend *backend;

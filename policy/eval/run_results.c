@@ -10,6 +10,11 @@
 
 /* ---- what is kept ---- */
 
+/* Sliding layers keep their window, whatever the policy: they do not count. */
+static bool counts_layer(const struct eval_run *run, uint32_t layer) {
+    return engine_model(run->options.engine)->windows[layer] == 0;
+}
+
 /* Heads of each layer that keep the token: counts [layers][tokens]. NULL: no memory. */
 static uint16_t *count_kept(struct eval_run *run, struct sequence *sequence, uint32_t tokens) {
     const struct model_shape *shape = &engine_model(run->options.engine)->shape;
@@ -18,6 +23,8 @@ static uint16_t *count_kept(struct eval_run *run, struct sequence *sequence, uin
     uint32_t *positions = calloc(tokens, sizeof *positions);
     for (uint32_t head = 0; counts != NULL && positions != NULL && head < run->heads; head++) {
         uint32_t layer = head / shape->kv_heads;
+        if (!counts_layer(run, layer))
+            continue;
         uint32_t slots = kv_sequence_slots(kv, layer, head % shape->kv_heads);
         kv_sequence_positions(kv, layer, head % shape->kv_heads, positions);
         for (uint32_t i = 0; i < slots; i++)
@@ -56,6 +63,7 @@ static void sum_layers(const uint16_t *counts, uint32_t layers, uint32_t tokens,
 int record_kept(struct eval_run *run, struct lane *lane, struct error *error) {
     const struct model_shape *shape = &engine_model(run->options.engine)->shape;
     uint32_t tokens = sequence_length(lane->sequence);
+    uint32_t heads = shape->global_layers > 0 ? shape->global_layers * shape->kv_heads : 1;
     uint8_t **shares = run->work->kept != NULL ? &run->work->kept[lane->variant] : NULL;
     uint16_t *counts = count_kept(run, lane->sequence, tokens);
     uint32_t *sums = calloc(tokens, sizeof *sums);
@@ -68,9 +76,9 @@ int record_kept(struct eval_run *run, struct lane *lane, struct error *error) {
     } else {
         fill_map(counts, shape->layers, shape->kv_heads, tokens, lane->kept);
         sum_layers(counts, shape->layers, tokens, sums);
-        eval_positions_measure(sums, tokens, run->heads, &lane->positions);
+        eval_positions_measure(sums, tokens, heads, &lane->positions);
         for (uint32_t i = 0; shares != NULL && i < tokens; i++)
-            (*shares)[i] = (uint8_t)((255 * sums[i] + run->heads / 2) / run->heads);
+            (*shares)[i] = (uint8_t)((255 * sums[i] + heads / 2) / heads);
     }
     free(counts);
     free(sums);

@@ -149,6 +149,10 @@ static void write_all(
         fputs(layer == 0 ? "[" : ",", task->out);
         for (uint32_t head = 0; head < shape->kv_heads; head++) {
             fputs(head == 0 ? "[" : ",", task->out);
+            if (engine_model(engine)->windows[layer] != 0) { /* sliding layers have no scores, and keep their window */
+                fputs("[]", task->out);
+                continue;
+            }
             write_head(task, layer, head, scores, write);
             if (scores != NULL)
                 scores += kv_sequence_slots(kv, layer, head);
@@ -273,6 +277,8 @@ static int advance(
             sequences[pruned++] = owners[i]->sequence;
     if (code == 0)
         code = prune_and_swap(engine, options, sequences, pruned, error);
+    if (code == 0 && !kv_cache_check(engine_kv_cache(engine)))
+        code = error_set(error, ERROR_INVALID, "the cache is not consistent");
     for (uint32_t i = 0; i < items_count && code == 0; i++)
         code = report(engine, owners[i], error);
     return code;
