@@ -116,6 +116,7 @@ static void describe_model_shape(struct report *report, json_t *shape) {
         put_integer(report, shape, sizes[i].name, sizes[i].value);
     put(report, shape, "rope_base", number_or_null(from->rope_base));
     put(report, shape, "norm_epsilon", number_or_null(from->norm_epsilon));
+    put_integer(report, shape, "global_layers", from->global_layers);
 }
 
 static void describe_foreign_shape(struct report *report, json_t *shape, const char *architecture) {
@@ -232,6 +233,24 @@ static void describe_tensors(struct report *report) {
     put(report, report->root, "totals", totals);
 }
 
+static void append_name(struct report *report, json_t *names, const char *name) {
+    if (json_array_append_new(names, json_string(name)) != 0)
+        report->failed = true;
+}
+
+static void describe_supported(struct report *report) {
+    enum { TYPES = 64 }; /* numbers of formats are below */
+    json_t *supported = json_object(), *architectures = json_array(), *formats = json_array();
+    for (uint32_t i = 0; architecture_at(i) != NULL; i++)
+        append_name(report, architectures, architecture_at(i)->name);
+    for (uint32_t type = 0; type < TYPES; type++)
+        if (tensor_format_find(type) != NULL)
+            append_name(report, formats, tensor_format_find(type)->name);
+    put(report, supported, "architectures", architectures);
+    put(report, supported, "formats", formats);
+    put(report, report->root, "supported", supported);
+}
+
 /* Names the architecture when it is that, and why the model cannot be run in any case. */
 static void describe_refusal(struct report *report, const struct error *error) {
     struct gguf_string text;
@@ -284,6 +303,7 @@ json_t *inspect_describe(const char *path, struct error *error) {
     describe_metadata(&report);
     describe_tensors(&report);
     describe_runnable(&report, &model_error);
+    describe_supported(&report);
     put(&report, report.root, "unsupported", report.unsupported);
     model_free(model);
     gguf_free(gguf);

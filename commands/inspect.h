@@ -6,12 +6,13 @@
  *   {"file", "bytes", "gguf_version", "architecture", "name",
  *    "runnable": true|false, "reason": why not, "fingerprint": of a runnable model,
  *    "shape": {"layers", "heads", "kv_heads", "head_dim", "width", "ff_width", "vocabulary", "context", "rope_dim",
- *              "rope_base", "norm_epsilon"},            of a model that is not supported: what its keys say
+ *              "rope_base", "norm_epsilon", "global_layers"},   of a model that is not supported: what its keys say
  *    "tokenizer": {"model", "pre", "tokens", "merges", "bos", "eos", "adds_bos", "chat_template": true|false,
  *                  "chat_templates": names of the variants, the plain one being "default"},
  *    "metadata": {KEY: value, or {"array_of": TYPE, "count"}},
  *    "tensors": [{"name", "format", "shape": [rows, columns] slowest dimension first, "values", "bytes", "offset"}],
  *    "totals": {"tensors", "values", "bytes", "formats": {FORMAT: {"tensors", "values", "bytes"}}},
+ *    "supported": {"architectures": [NAME], "formats": [NAME]},   that this program can run
  *    "unsupported": [{"kind": "architecture"|"format"|"model"|"tokenizer", "name", "format" of a tensor}]}
  * A policy file (safetensors) is described as commands/inspect_policy.h says; only its document has "kind".
  * What a file does not say is absent; the bytes of a format that the program does not know are null and not in totals.

@@ -238,10 +238,10 @@ static int read_scaling_kind(const struct model *model, struct rope_scaling *sca
 }
 
 static int read_yarn(const struct model *model, struct rope_scaling *scaling, struct error *error) {
-    scaling->beta_fast = 32;
-    scaling->beta_slow = 1;
     if (scaling->kind != ROPE_YARN)
         return 0;
+    scaling->beta_fast = 32;
+    scaling->beta_slow = 1;
     int code = get_size(model, "rope.scaling.original_context_length", &scaling->original_context, error);
     if (code == 0)
         code = get_optional_float(model, "rope.scaling.attn_factor", 0, &scaling->attention_factor, error);
@@ -516,6 +516,19 @@ static bool may_lack(const struct model *model, uint32_t layer, const struct ten
     return gguf_find_tensor(model->file, name) == NULL;
 }
 
+static int check_divisors(const struct model *model, struct error *error) {
+    const struct tensor *tensor = &model->rope_divisors;
+    float divisors[MODEL_HEAD_DIM_MAX];
+    if (tensor->data == NULL)
+        return 0;
+    tensor_dequantise_row(tensor, 0, divisors);
+    for (uint32_t i = 0; i < tensor->columns; i++)
+        if (!(divisors[i] > 0 && isfinite(divisors[i])))
+            return error_set(error, ERROR_FORMAT, "%s: tensor %s has a divisor of %g", model->path, tensor->name,
+                (double)divisors[i]);
+    return 0;
+}
+
 static void cut_fused(const struct model_shape *shape, struct model_layer *layer) {
     uint32_t queries = shape->heads * shape->head_dim, keys = shape->kv_heads * shape->head_dim;
     layer->attn_q = tensor_cut_rows(&layer->fused_qkv, 0, queries);
@@ -568,6 +581,8 @@ static int read_tensors(struct model *model, struct error *error) {
     char(*names)[NAME_BYTES] = (char(*)[NAME_BYTES])model->names;
     for (uint32_t i = 0; code == 0 && i < layers; i++)
         code = take_layer(model, i, names + (size_t)i * LAYER_TENSORS, error);
+    if (code == 0)
+        code = check_divisors(model, error);
     if (code == 0)
         code = read_windows(model, error);
     return code != 0 ? code : check_unused(model, error);

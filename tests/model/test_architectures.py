@@ -3,6 +3,7 @@
 
 The fixtures are made by make_architectures.py. Cuts of the work and instruction sets must not change a bit.
 """
+import json
 import os
 import pathlib
 import subprocess
@@ -55,3 +56,13 @@ def test_chunks_and_tiers_give_the_same_bits(name):
     for options in (("--chunk", "7"), ("--chunk", "1", "--threads", "2"), ("--features", "scalar"),
                     ("--features", "avx2", "--chunk", "33")):
         assert np.array_equal(run(name, ids, *options), whole), options
+
+
+def test_the_readme_lists_what_inspect_says_is_supported():
+    done = subprocess.run([BUILD / "distillcache", "inspect", FOLDER / "llama.gguf", "--json"], timeout=TIMEOUT_S,
+                          stdout=subprocess.PIPE, check=True)
+    supported = json.loads(done.stdout)["supported"]
+    models = (ROOT / "README.md").read_text().split("\n## Models\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1].strip().strip("`") for line in models.splitlines() if line.startswith("| `")]
+    assert [row for row in rows if row != "general.architecture"] == supported["architectures"]
+    assert [name for name in supported["formats"] if name not in models] == []

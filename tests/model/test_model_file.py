@@ -169,6 +169,6 @@ def test_model_directory(model):
     assert len(document["fingerprint"]) == 64
     assert document["shape"] == {"layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "width": 576, "ff_width": 1536,
                                  "vocabulary": 49152, "context": 8192, "rope_dim": 64, "rope_base": 100000,
-                                 "norm_epsilon": pytest.approx(1e-5)}
+                                 "norm_epsilon": pytest.approx(1e-5), "global_layers": 30}
     assert document["tokenizer"] == {"model": "gpt2", "pre": "smollm", "tokens": 49152, "merges": 48900, "bos": 1,
                                      "eos": 2, "adds_bos": False, "chat_template": True, "chat_templates": ["default"]}

@@ -18,6 +18,7 @@ static const struct parity_case *const families[] = {
     parity_statistics_timed,
     parity_linear_timed,
     parity_vector_cases,
+    parity_traits_cases,
     parity_pages_cases,
     parity_move_cases,
     parity_sample_cases,

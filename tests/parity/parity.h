@@ -39,6 +39,7 @@ extern const struct parity_case parity_summarise_cases[];
 extern const struct parity_case parity_statistics_timed[];
 extern const struct parity_case parity_linear_timed[];
 extern const struct parity_case parity_vector_cases[];
+extern const struct parity_case parity_traits_cases[];
 extern const struct parity_case parity_pages_cases[];
 extern const struct parity_case parity_move_cases[];
 extern const struct parity_case parity_sample_cases[];

@@ -27,7 +27,9 @@ static void check_against_reference(struct parity *parity, const struct scene *s
     size_t count = (size_t)scene->rows * scene->heads * dim;
     double *want = parity_host(count * sizeof *want);
     reference_attend(&scene->pool, scene->items, scene->items_count, scene->views,
-        (const float *const *)scene->summaries, scene->heads, scene->qkv, want);
+        (const float *const *)scene->summaries,
+        (struct reference_variant){scene->window, (double)scene->scale, (double)scene->cap}, scene->heads, scene->qkv,
+        want);
     /* On tensor cores probabilities are rounded to f16 before they weigh f16 values (cuda/attend.h). */
     double tolerance = parity->cuda && scene->pool.layout.format == KV_F16 ? 5e-4 : 3e-5;
     parity_check_close(parity, got, want, count, tolerance, 0, "attend R=%u H=%u K=%u d=%u items=%u", scene->rows,
@@ -46,7 +48,13 @@ static void check_chunks(struct parity *parity, const struct scene *scene, const
             struct kv_item part = {0};
             struct kv_head_view views[KV_HEADS_MAX];
             scene_chunk(scene, item, first, chunk, &part, views);
-            struct kv_batch batch = {.pool = &scene->device, .items = &part, .items_count = 1, .views = views};
+            struct kv_batch batch = {.pool = &scene->device,
+                .items = &part,
+                .items_count = 1,
+                .views = views,
+                .window = scene->window,
+                .scale = scene->scale,
+                .cap = scene->cap};
             size_t row = scene->items[item].first_row + first;
             float *got = run_attend(parity, scene, &batch, qkv + row * (scene->heads + 2 * kv_heads) * dim, chunk);
             parity_check_bits(parity, got, whole + row * row_size, chunk * row_size,
@@ -62,9 +70,26 @@ static const struct scene_limits limits_of[] = {
     {.dim = 0, .rows = 3, .slots = 300, .group = 40, .sharpness = 1},
 };
 
-static void run_scene(struct parity *parity, uint32_t which) {
+/* Windows, scales and soft caps, and pages that are gone: whoever reads one leaves the pool. */
+static void vary_scene(struct parity *parity, struct scene *scene) {
+    enum { NO_PAGE = UINT32_MAX / 2 };
+    scene->window = parity->round % 3 != 0 ? parity_random(parity, 1, parity_random(parity, 1, 400)) : 0;
+    scene->scale = parity->round % 2 != 0 ? (float)parity_uniform(parity, 0.02, 0.5) : 0;
+    scene->cap = parity->round % 4 != 1 ? (float)parity_uniform(parity, 0.5, 50) : 0;
+    for (uint32_t i = 0; i < scene->items_count * scene->pool.layout.kv_heads; i++) {
+        struct kv_head_view *view = &scene->views[i];
+        uint32_t gone = parity_random(parity, 0, view->first_slot / KV_PAGE_SLOTS);
+        view->from_slot = gone * KV_PAGE_SLOTS;
+        for (uint32_t page = 0; page < gone; page++)
+            scene->tables[i][page] = NO_PAGE;
+    }
+}
+
+static void run_scene(struct parity *parity, uint32_t which, bool vary) {
     struct scene scene;
     scene_create(parity, &scene, (enum kv_format)(parity->round % 3), &limits_of[which]);
+    if (vary)
+        vary_scene(parity, &scene);
     float *qkv = scene_append(parity, &scene);
     struct kv_batch batch = scene_batch(&scene);
     float *got = run_attend(parity, &scene, &batch, qkv, scene.rows);
@@ -77,7 +102,12 @@ static void run_scene(struct parity *parity, uint32_t which) {
 }
 
 static void case_attend(struct parity *parity) {
-    run_scene(parity, parity->entry->index);
+    run_scene(parity, parity->entry->index, false);
+}
+
+static void case_variants(struct parity *parity) {
+    if (parity->operations->attend_variants)
+        run_scene(parity, parity->entry->index, true);
 }
 
 /* Keys and values as the definition says, everything else in the pool untouched. */
@@ -308,6 +338,9 @@ const struct parity_case parity_attend_cases[] = {
     {.name = "attend any shape", .run = case_attend, .rounds = 21, .index = 0, .time = time_attend_all},
     {.name = "attend long", .run = case_attend, .rounds = 6, .index = 1},
     {.name = "attend large groups", .run = case_attend, .rounds = 6, .index = 2},
+    {.name = "attend variants", .run = case_variants, .rounds = 12, .index = 0},
+    {.name = "attend variants long", .run = case_variants, .rounds = 3, .index = 1},
+    {.name = "attend variants large groups", .run = case_variants, .rounds = 3, .index = 2},
     {.name = "attend hidden infinity", .run = case_hidden_infinity, .rounds = 9},
     {.name = "append", .run = case_append, .rounds = 72},
     {.name = "append rounding", .run = case_append_rounding, .rounds = 3},

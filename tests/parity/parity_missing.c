@@ -10,6 +10,12 @@
     X(weight_bytes)                                                                                                    \
     X(embed)                                                                                                           \
     X(rms_norm)                                                                                                        \
+    X(rms_norm_add)                                                                                                    \
+    X(head_norms)                                                                                                      \
+    X(add_bias)                                                                                                        \
+    X(scale)                                                                                                           \
+    X(soft_cap)                                                                                                        \
+    X(gelu_mul)                                                                                                        \
     X(linear)                                                                                                          \
     X(rope_and_append)                                                                                                 \
     X(attend)                                                                                                          \

@@ -162,7 +162,10 @@ struct kv_batch scene_batch(const struct scene *scene) {
         .items = scene->items,
         .items_count = scene->items_count,
         .views = scene->views,
-        .layer = scene->layer};
+        .layer = scene->layer,
+        .window = scene->window,
+        .scale = scene->scale,
+        .cap = scene->cap};
 }
 
 void scene_chunk(const struct scene *scene, uint32_t item, uint32_t first, uint32_t count, struct kv_item *part,

@@ -26,6 +26,8 @@ struct scene {
     float *summaries[VIEWS_MAX]; /* host, what views' summary points to; NULL: none */
     float *inverse_freq;
     struct rope_params rope;
+    uint32_t window; /* this and what follows: as in struct kv_batch */
+    float scale, cap;
     float *qkv; /* host, before rope_and_append */
     size_t qkv_bytes;
 };

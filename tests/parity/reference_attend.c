@@ -120,7 +120,9 @@ static struct head head_read(const struct reference_pool *pool, const struct kv_
         head.positions[view->slots] = -1;
         head.logits[view->slots] = (double)summary[2 * dim];
     }
-    for (uint32_t slot = 0; slot < view->slots; slot++) {
+    for (uint32_t slot = 0; slot < view->from_slot; slot++)
+        head.positions[slot] = INT64_MAX;
+    for (uint32_t slot = view->from_slot; slot < view->slots; slot++) {
         uint32_t page = view->pages[slot / KV_PAGE_SLOTS], place = slot % KV_PAGE_SLOTS;
         int32_t position = *reference_position(pool, page, place);
         head.positions[slot] = position == KV_NO_POSITION ? INT64_MAX : position;
@@ -140,22 +142,32 @@ static void head_free(struct head *head) {
     free(head->logits);
 }
 
+/* A summary is seen by all. */
+static bool sees(int64_t position, int64_t slot_position, uint32_t window) {
+    return slot_position <= position && (window == 0 || slot_position == -1 || slot_position > position - window);
+}
+
 /* One query head of one token. */
-static void attend_one(const struct head *head, uint32_t dim, int64_t position, const float *query, double *out) {
+static void attend_one(const struct head *head, struct reference_variant variant, uint32_t dim, int64_t position,
+    const float *query, double *out) {
+    double scale = variant.scale != 0 ? variant.scale : 1 / sqrt(dim);
     double *scores = memory(head->slots, sizeof *scores), most = -INFINITY, sum = 0;
     memset(out, 0, dim * sizeof *out);
     for (uint32_t slot = 0; slot < head->slots; slot++) {
-        if (head->positions[slot] > position)
+        if (!sees(position, head->positions[slot], variant.window))
             continue;
         for (uint32_t channel = 0; channel < dim; channel++)
             scores[slot] += (double)query[channel] * head->keys[(size_t)slot * dim + channel];
-        scores[slot] = scores[slot] / sqrt(dim) + head->logits[slot];
+        scores[slot] *= scale;
+        if (variant.cap != 0)
+            scores[slot] = variant.cap * tanh(scores[slot] / variant.cap);
+        scores[slot] += head->logits[slot];
         most = fmax(most, scores[slot]);
     }
     for (uint32_t slot = 0; slot < head->slots; slot++)
-        sum += head->positions[slot] > position ? 0 : exp(scores[slot] - most);
+        sum += sees(position, head->positions[slot], variant.window) ? exp(scores[slot] - most) : 0;
     for (uint32_t slot = 0; slot < head->slots; slot++) {
-        if (head->positions[slot] > position)
+        if (!sees(position, head->positions[slot], variant.window))
             continue;
         double share = exp(scores[slot] - most) / sum;
         for (uint32_t channel = 0; channel < dim; channel++)
@@ -165,7 +177,8 @@ static void attend_one(const struct head *head, uint32_t dim, int64_t position, 
 }
 
 void reference_attend(const struct reference_pool *pool, const struct kv_item *items, uint32_t items_count,
-    const struct kv_head_view *views, const float *const *summaries, uint32_t heads, const float *qkv, double *out) {
+    const struct kv_head_view *views, const float *const *summaries, struct reference_variant variant, uint32_t heads,
+    const float *qkv, double *out) {
     uint32_t kv_heads = pool->layout.kv_heads, dim = pool->layout.head_dim, group = heads / kv_heads;
     size_t stride = (size_t)(heads + 2 * kv_heads) * dim;
     for (uint32_t view = 0; view < items_count * kv_heads; view++) {
@@ -174,8 +187,8 @@ void reference_attend(const struct reference_pool *pool, const struct kv_item *i
         for (uint32_t token = 0; token < item->rows; token++) {
             size_t row = item->first_row + token;
             for (uint32_t query = view % kv_heads * group; query < (view % kv_heads + 1) * group; query++) {
-                attend_one(&head, dim, (int64_t)item->position + token, qkv + row * stride + (size_t)query * dim,
-                    out + (row * heads + query) * dim);
+                attend_one(&head, variant, dim, (int64_t)item->position + token,
+                    qkv + row * stride + (size_t)query * dim, out + (row * heads + query) * dim);
             }
         }
         head_free(&head);

@@ -28,9 +28,17 @@ int32_t *reference_position(const struct reference_pool *pool, uint32_t page, ui
 /* One head of dim values, rotated: out [dim]. */
 void reference_rope(const struct rope_params *rope, uint32_t position, const float *x, uint32_t dim, double *out);
 
+/* What attend may do otherwise (struct kv_batch). */
+struct reference_variant {
+    uint32_t window; /* 0: none */
+    double scale;    /* 0: 1 / sqrt(d) */
+    double cap;      /* 0: none */
+};
+
 /* out [R, H*d] of the rows of all items; qkv as rope_and_append left it. summaries: host, of each view, or NULL. */
 void reference_attend(const struct reference_pool *pool, const struct kv_item *items, uint32_t items_count,
-    const struct kv_head_view *views, const float *const *summaries, uint32_t heads, const float *qkv, double *out);
+    const struct kv_head_view *views, const float *const *summaries, struct reference_variant variant, uint32_t heads,
+    const float *qkv, double *out);
 
 /* summary [SUMMARY_NUMBERS(d)] of a head after its update; sum [slots] and before (the same numbers): host. */
 void reference_summarise(const struct reference_pool *pool, const struct summary_update *update, const uint64_t *sum,

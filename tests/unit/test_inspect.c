@@ -138,8 +138,8 @@ static void says_what_is_unsupported(void **state) {
     assert_unsupported(writer, "architecture", "gemma");
 
     writer = tiny_writer();
-    gguf_writer_tensor(writer, "blk.0.attn_q.bias", TENSOR_F32, 1, (uint64_t[]){64}, data, 256);
-    assert_unsupported(writer, "model", "blk.0.attn_q.bias");
+    gguf_writer_tensor(writer, "blk.0.ffn_gate.bias", TENSOR_F32, 1, (uint64_t[]){64}, data, 256);
+    assert_unsupported(writer, "model", "blk.0.ffn_gate.bias");
 
     writer = tiny_writer();
     gguf_writer_tensor(writer, "extra", 16 /* IQ2_XXS */, 2, (uint64_t[]){256, 1}, data, 66);

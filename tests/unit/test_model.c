@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,7 +97,9 @@ static void reads_shape_and_tensors(void **state) {
         .context = 512,
         .rope_dim = 16,
         .rope_base = 10000,
-        .norm_epsilon = 1e-5f};
+        .norm_epsilon = 1e-5f,
+        .rope_scaling = {.factor = 1},
+        .global_layers = 2};
     assert_memory_equal(&model->shape, &expected, sizeof expected);
     assert_ptr_equal(model->output.data, model->token_embedding.data);
     assert_string_equal(model->layers[1].attn_k.name, "blk.1.attn_k.weight");
@@ -241,12 +244,55 @@ static void other_architectures_and_formats_are_named(void **state) {
 
 static void add_yarn(struct gguf_writer *writer) {
     gguf_writer_string(writer, "llama.rope.scaling.type", "yarn");
+    gguf_writer_float(writer, "llama.rope.scaling.factor", 4);
+}
+static void add_whole_yarn(struct gguf_writer *writer) {
+    add_yarn(writer);
+    gguf_writer_uint32(writer, "llama.rope.scaling.original_context_length", 32);
+}
+static void add_longrope(struct gguf_writer *writer) {
+    gguf_writer_string(writer, "llama.rope.scaling.type", "longrope");
+}
+static void add_long_factors(struct gguf_writer *writer) {
+    static const float factors[8];
+    gguf_writer_tensor(writer, "rope_factors_long.weight", TENSOR_F32, 1, (uint64_t[]){8}, factors, sizeof factors);
 }
 static void add_factor(struct gguf_writer *writer) {
     gguf_writer_float(writer, "llama.rope.scaling.factor", 2);
 }
+static void add_small_factor(struct gguf_writer *writer) {
+    gguf_writer_float(writer, "llama.rope.scaling.factor", 0.5F);
+}
+static void add_infinite_factor(struct gguf_writer *writer) {
+    gguf_writer_float(writer, "llama.rope.scaling.factor", INFINITY);
+}
 static void add_old_factor(struct gguf_writer *writer) {
     gguf_writer_float(writer, "llama.rope.scale_linear", 4);
+}
+static void add_window(struct gguf_writer *writer) {
+    gguf_writer_uint32(writer, "llama.attention.sliding_window", 20);
+}
+static void add_wide_window(struct gguf_writer *writer) {
+    gguf_writer_uint32(writer, "llama.attention.sliding_window", 1 << 20);
+}
+static void add_window_pattern(struct gguf_writer *writer) {
+    add_window(writer);
+    gguf_writer_uint32(writer, "llama.attention.sliding_window_pattern", 2);
+}
+static void add_good_divisors(struct gguf_writer *writer) {
+    static const float divisors[8] = {1, 1, 1, 2, 3, 4, 8, 8};
+    gguf_writer_tensor(writer, "rope_freqs.weight", TENSOR_F32, 1, (uint64_t[]){8}, divisors, sizeof divisors);
+}
+static void add_biases(struct gguf_writer *writer) {
+    static const float bias[64];
+    static const char *const names[] = {"q", "k", "v"};
+    for (uint32_t layer = 0; layer < 2; layer++)
+        for (uint32_t i = 0; i < 3; i++) {
+            char name[40];
+            uint64_t size = i == 0 ? 64 : 32;
+            snprintf(name, sizeof name, "blk.%u.attn_%s.bias", layer, names[i]);
+            gguf_writer_tensor(writer, name, TENSOR_F32, 1, &size, bias, size * sizeof *bias);
+        }
 }
 static void add_no_scaling(struct gguf_writer *writer) {
     gguf_writer_string(writer, "llama.rope.scaling.type", "none");
@@ -270,15 +316,59 @@ static void add_experts(struct gguf_writer *writer) {
 static void variants_that_would_compute_something_else_are_refused(void **state) {
     (void)state;
     struct error error = {0};
-    assert_refused(with_more(add_yarn), ERROR_UNSUPPORTED, "rope scaling \"yarn\"");
-    assert_refused(with_more(add_factor), ERROR_UNSUPPORTED, "llama.rope.scaling.factor");
-    assert_refused(with_more(add_old_factor), ERROR_UNSUPPORTED, "llama.rope.scale_linear");
-    assert_refused(with_more(add_rope_factors), ERROR_UNSUPPORTED, "tensor rope_freqs.weight");
-    assert_refused(with_more(add_bias), ERROR_UNSUPPORTED, "tensor blk.0.attn_q.bias");
+    assert_refused(with_more(add_yarn), ERROR_FORMAT, "llama.rope.scaling.original_context_length");
+    assert_refused(with_more(add_longrope), ERROR_UNSUPPORTED, "rope scaling \"longrope\"");
+    assert_refused(with_more(add_long_factors), ERROR_UNSUPPORTED, "tensor rope_factors_long.weight");
+    assert_refused(with_more(add_small_factor), ERROR_FORMAT, "llama.rope.scaling.factor");
+    assert_refused(with_more(add_infinite_factor), ERROR_FORMAT, "llama.rope.scaling.factor");
+    assert_refused(with_more(add_rope_factors), ERROR_FORMAT, "tensor rope_freqs.weight");
+    assert_refused(with_more(add_bias), ERROR_FORMAT, "tensor blk.0.attn_k.bias is missing");
     assert_refused(with_more(add_twisted_name), ERROR_UNSUPPORTED, "tensor blk.01.attn_q.weight");
     assert_refused(with_more(add_experts), ERROR_UNSUPPORTED, "mixtures of experts (8)");
     struct model *model = open_and_free(with_more(add_no_scaling), &error);
     assert_non_null(model);
+    model_free(model);
+}
+
+static void variants_of_the_architecture_are_read(void **state) {
+    (void)state;
+    struct error error = {0};
+    struct model *model = open_and_free(with_more(add_factor), &error);
+    assert_int_equal(model->shape.rope_scaling.kind, ROPE_LINEAR);
+    assert_true(model->shape.rope_scaling.factor == 2);
+    model_free(model);
+    model = open_and_free(with_more(add_old_factor), &error);
+    assert_true(model->shape.rope_scaling.factor == 4);
+    model_free(model);
+    model = open_and_free(with_more(add_whole_yarn), &error);
+    assert_int_equal(model->shape.rope_scaling.kind, ROPE_YARN);
+    assert_int_equal(model->shape.rope_scaling.original_context, 32);
+    model_free(model);
+    model = open_and_free(with_more(add_good_divisors), &error);
+    assert_non_null(model->rope_divisors.data);
+    model_free(model);
+    model = open_and_free(with_more(add_biases), &error);
+    assert_non_null(model->layers[1].bias_v.data);
+    model_free(model);
+}
+
+static void windows_say_which_layers_slide(void **state) {
+    (void)state;
+    struct error error = {0};
+    struct model *model = open_and_free(with_more(add_window), &error);
+    assert_int_equal(model->shape.global_layers, 0);
+    assert_int_equal(model->windows[0], 20);
+    assert_int_equal(model->layers[1].window, 20);
+    model_free(model);
+    model = open_and_free(with_more(add_wide_window), &error);
+    assert_int_equal(model->shape.global_layers, model->shape.layers);
+    assert_int_equal(model->windows[0], 0);
+    model_free(model);
+    model = open_and_free(with_more(add_window_pattern), &error);
+    assert_int_equal(model->shape.global_layers, 1);
+    assert_int_equal(model->global_layers[0], 1);
+    assert_int_equal(model->windows[0], 20);
+    assert_int_equal(model->windows[1], 0);
     model_free(model);
 }
 
@@ -336,6 +426,8 @@ int main(void) {
         cmocka_unit_test(the_tokenizer_must_agree_with_the_embedding),
         cmocka_unit_test(other_architectures_and_formats_are_named),
         cmocka_unit_test(variants_that_would_compute_something_else_are_refused),
+        cmocka_unit_test(variants_of_the_architecture_are_read),
+        cmocka_unit_test(windows_say_which_layers_slide),
         cmocka_unit_test(fingerprints_follow_the_weights_only),
         cmocka_unit_test(truncated_models_are_refused),
     };
