@@ -81,7 +81,7 @@ struct attend_scratch {
     size_t partials_capacity;
     void *kept; /* struct statistics_split [], of blocks whose probabilities are wanted */
     size_t kept_capacity;
-    pthread_mutex_t locks[ATTEND_LOCKS]; /* statistics of (item, KV head), by its number modulo ATTEND_LOCKS */
+    pthread_mutex_t locks[ATTEND_LOCKS];  /* statistics of (item, KV head), by its number modulo ATTEND_LOCKS */
     struct rope_table *rope[ROPE_TABLES]; /* NULL: not made yet */
     uint32_t rope_oldest;                 /* the one that gives way */
 };

@@ -50,6 +50,12 @@ static void on_wake(void *context) {
     pthread_mutex_unlock(&serving->mutex);
 }
 
+static uint32_t serving_window;
+
+void serving_set_window(uint32_t window) {
+    serving_window = window;
+}
+
 struct serving *serving_create(const struct serving_options *options) {
     struct error error = {0};
     struct serving *serving = calloc(1, sizeof *serving);
@@ -60,6 +66,7 @@ struct serving *serving_create(const struct serving_options *options) {
     if (chosen_backend_ranks() > 1)
         tiny.ff_width = 128; /* whole blocks on each rank */
     tiny.broken = options->broken_model;
+    tiny.window = serving_window;
     if (options->context > 0)
         tiny.context = options->context;
     if (options->head_dim > 0)

@@ -27,6 +27,9 @@ struct serving_options {
     bool lockstep;
 };
 
+/* Models of servings that are created from now on: every second layer slides with this window; 0: none. */
+void serving_set_window(uint32_t window);
+
 struct serving; /* opaque */
 
 struct serving *serving_create(const struct serving_options *options);

@@ -51,6 +51,22 @@ static const char *const policies[] = {
 };
 enum { CASES = sizeof policies / sizeof policies[0], CASES_ELSEWHERE = 2, GENERATED = 60 };
 
+static bool slides; /* every second layer of the model */
+
+static int slide(void **state) {
+    (void)state;
+    serving_set_window(24);
+    slides = true;
+    return 0;
+}
+
+static int stand_still(void **state) {
+    (void)state;
+    serving_set_window(0);
+    slides = false;
+    return 0;
+}
+
 static uint32_t cases(void) {
     return chosen_backend_share(CASES, CASES_ELSEWHERE);
 }
@@ -185,7 +201,8 @@ static void same_answers_after_swapping_and_replaying(void **state) {
             tried++;
         }
         assert_int_equal(kinds[k].swap_bytes > 0 ? replayed : swapped, 0);
-        assert_true(swapped + replayed >= tried - (SANITIZED ? 6 : cases() * 6 / CASES));
+        /* Sliding layers take fewer pages: some have enough. */
+        assert_true(swapped + replayed >= (slides ? tried / 2 : tried - (SANITIZED ? 6 : cases() * 6 / CASES)));
     }
     serving_free(serving);
 }
@@ -558,6 +575,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(limits_count_tokens_seen),
         cmocka_unit_test(cancelling_what_was_preempted),
         cmocka_unit_test(nothing_is_lost_under_stress),
+        cmocka_unit_test_setup_teardown(same_answers_at_any_chunk_size, slide, stand_still),
+        cmocka_unit_test_setup_teardown(same_answers_after_swapping_and_replaying, slide, stand_still),
+        cmocka_unit_test_setup_teardown(same_answers_with_a_reused_prefix, slide, stand_still),
+        cmocka_unit_test_setup_teardown(choices_are_forks_of_a_pruned_prompt, slide, stand_still),
+        cmocka_unit_test_setup_teardown(nothing_is_lost_under_stress, slide, stand_still),
     };
     /* What moves pages and statistics about. */
     const struct CMUnitTest elsewhere[] = {

@@ -35,6 +35,10 @@ void tiny_llama_write_shape(struct gguf_writer *writer, const struct tiny_llama 
     gguf_writer_uint32(writer, "llama.feed_forward_length", options->ff_width);
     gguf_writer_uint32(writer, "llama.attention.head_count", options->heads);
     gguf_writer_uint32(writer, "llama.attention.head_count_kv", options->kv_heads);
+    if (options->window > 0) {
+        gguf_writer_uint32(writer, "llama.attention.sliding_window", options->window);
+        gguf_writer_uint32(writer, "llama.attention.sliding_window_pattern", 2);
+    }
     gguf_writer_uint32(writer, "llama.attention.key_length", options->head_dim);
     gguf_writer_uint32(writer, "llama.attention.value_length", options->head_dim);
     gguf_writer_uint32(writer, "llama.rope.dimension_count", options->head_dim);

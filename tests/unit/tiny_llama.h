@@ -29,6 +29,7 @@ struct tiny_llama {
     bool broken;                     /* output_norm is NaN, and so are all logits */
     float newline_gain;              /* times the row of token_embd of the line break, to make it likely; 0: 1 */
     bool adds_bos;                   /* prompts begin with token 1 */
+    uint32_t window;                 /* of every second layer, the first included; 0: none */
     uint64_t seed;
 };
 
