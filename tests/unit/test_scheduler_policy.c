@@ -201,8 +201,8 @@ static void same_answers_after_swapping_and_replaying(void **state) {
             tried++;
         }
         assert_int_equal(kinds[k].swap_bytes > 0 ? replayed : swapped, 0);
-        /* Sliding layers take fewer pages: some have enough. */
-        assert_true(swapped + replayed >= (slides ? tried / 2 : tried - (SANITIZED ? 6 : cases() * 6 / CASES)));
+        /* Sliding layers do not grow: more cases have enough pages. */
+        assert_true(swapped + replayed >= (slides ? tried / 4 : tried - (SANITIZED ? 6 : cases() * 6 / CASES)));
     }
     serving_free(serving);
 }
