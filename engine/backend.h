@@ -530,6 +530,8 @@ struct backend {
     const struct backend_operations *operations;
     uint32_t ranks;               /* 0 or 1: one device */
     struct backend *const *inner; /* [ranks] with several: each rank's own, for memory of its heads */
+    /* Takes matrices from the model file by name and place: what weight_create is given must be what is there. */
+    bool by_name;
 };
 
 static inline uint32_t backend_ranks(const struct backend *backend) {

@@ -289,6 +289,8 @@ static int check_backend(const struct transformer *t, struct error *error) {
         {"GELU", s->gelu, o->gelu_mul != NULL},
         {"norms of heads", layer->norm_q.data != NULL, o->head_norms != NULL},
         {"norms of what layers add", layer->attn_post_norm.data != NULL, o->rms_norm_add != NULL},
+        {"matrices in another form than its file's", s->rope_halves || t->model->quantise != TENSOR_F32,
+            !t->backend->by_name},
         {"biases", layer->bias_q.data != NULL || layer->bias_output.data != NULL, o->add_bias != NULL},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)

@@ -335,6 +335,7 @@ struct backend *parallel_backend_open(
     p->crew = crew;
     for (uint32_t rank = 0; rank < ranks; rank++)
         p->inner[rank] = p->ranks[rank].backend = inner[rank];
+    p->base.by_name = inner[ranks - 1]->by_name;
     snprintf(p->description, sizeof p->description, "%u ranks of %s, sums by %s", ranks,
         inner[0]->operations->describe(inner[0]), communicator->operations->name);
     return &p->base;

@@ -514,6 +514,7 @@ struct backend *remote_open(struct link *link, uint32_t rank, struct error *erro
         return NULL;
     }
     r->base.operations = &operations;
+    r->base.by_name = true;
     r->link = *link;
     *link = (struct link){.socket = -1};
     r->rank = rank;

@@ -543,8 +543,40 @@ static void a_leader_stays_within_its_memory(void **state) {
     model_free(model);
 }
 
+/* A worker takes matrices from its own file, as they are there. */
+static void other_forms_of_matrices_are_refused(void **state) {
+    struct tiny_llama shape = shape_of(2, TENSOR_F16);
+    struct model *model = pruning_model(&shape);
+    struct model smaller = *model, ordered = *model;
+    const struct model *const refused[] = {&smaller, &ordered};
+    (void)state;
+    alarm(PATIENCE);
+    smaller.quantise = TENSOR_Q8_0;
+    ordered.shape.rope_halves = true;
+    for (uint32_t i = 0; i < 2; i++) {
+        char address[HOSTS_ADDRESS];
+        struct hosts_worker worker;
+        struct error error = {0};
+        hosts_address(address);
+        const struct rendezvous joining = hosts_options(address, 1);
+        hosts_worker_start(&worker, model, &joining);
+        const struct engine_options options = {.kv_bytes = (size_t)1 << 20,
+            .kv_format = KV_F16,
+            .backend = {.cpu_features = "auto",
+                .threads = 1,
+                .name = chosen_backend(),
+                .hosts = {.world = 2, .rendezvous = address, .key = "of the test", .version = "1"}}};
+        assert_null(engine_open(refused[i], &options, &error));
+        assert_int_equal(error.code, ERROR_UNSUPPORTED);
+        assert_non_null(strstr(error.message, "another form than its file's"));
+        hosts_worker_join(&worker);
+    }
+    model_free(model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(other_forms_of_matrices_are_refused),
         cmocka_unit_test(every_policy_gives_the_same_bits),
         cmocka_unit_test(sequences_live_as_in_one_process),
         cmocka_unit_test(the_rendezvous_lets_in_who_fits),
