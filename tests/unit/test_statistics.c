@@ -37,7 +37,7 @@ struct scene {
     uint64_t seed, draws;
 };
 
-static const struct statistics_shape shape = {LAYERS, KV_HEADS, GROUP, DIM, WINDOW, HISTORY, 7, CONTENT, 1};
+static const struct statistics_shape shape = {LAYERS, KV_HEADS, GROUP, DIM, WINDOW, HISTORY, 7, CONTENT, 1, NULL};
 
 static uint32_t draw(struct scene *scene, uint32_t below) {
     uint32_t words[4];
@@ -287,7 +287,7 @@ static void columns_follow_their_slots(void **state) {
 /* Content rows are numbers of 2 bytes, content and 2 of them; `standard` is 8 floats in a cache line. */
 static void the_networks_numbers_are_counted(void **state) {
     (void)state;
-    const struct statistics_shape other = {LAYERS, KV_HEADS, GROUP, DIM, WINDOW, HISTORY, 7, 9, 1};
+    const struct statistics_shape other = {LAYERS, KV_HEADS, GROUP, DIM, WINDOW, HISTORY, 7, 9, 1, NULL};
     assert_int_equal(statistics_head_bytes(&shape, STATISTIC_CONTENT, 320), (CONTENT + 2) * 2 * 320);
     assert_int_equal(statistics_head_bytes(&other, STATISTIC_CONTENT, 320), 11 * 2 * 320);
     assert_int_equal(statistics_head_bytes(&other, STATISTIC_STANDARD, 320), 64);
