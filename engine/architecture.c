@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum {
-    GEMMA = TRAIT_POST_NORMS | TRAIT_GELU | TRAIT_EMBEDDING_SCALE | TRAIT_HALVES | TRAIT_WINDOW,
+    GEMMA = TRAIT_POST_NORMS | TRAIT_GELU | TRAIT_EMBEDDING_SCALE | TRAIT_HALVES | TRAIT_WINDOW | TRAIT_NORMS_LESS_ONE,
 };
 
 static const struct architecture architectures[] = {

@@ -22,6 +22,7 @@ enum architecture_trait {
     TRAIT_FUSED = 1 << 7,           /* one matrix has queries, keys and values, one gate and up */
     TRAIT_HALVES = 1 << 8,          /* rotated pairs are (i, i + dim / 2); without: (2i, 2i + 1) */
     TRAIT_WINDOW = 1 << 9,          /* layers may slide: they see the last `window` tokens alone */
+    TRAIT_NORMS_LESS_ONE = 1 << 10, /* transformers' files have the weights of norms less 1 */
 };
 
 struct architecture {

@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 
+#include "engine/architecture.h"
 #include "engine/gguf_internal.h"
 
 /* Metadata of a GGUF file while it is written. Functions after a failed one do nothing. */
@@ -38,19 +39,10 @@ struct directory {
     char *template;           /* NULL: there is none */
     size_t template_bytes;
     /* From config.json: */
-    const struct directory_type *type;
-    uint32_t heads, kv_heads, head_dim, vocabulary;
+    const struct architecture *architecture;
+    uint32_t layers, width, heads, kv_heads, head_dim, vocabulary;
     double rope_base;
     const json_t *llama3; /* its rope scaling, NULL: none of that kind */
-};
-
-/* How a model_type of config.json is stored in GGUF. */
-struct directory_type {
-    const char *model_type;
-    const char *architecture;
-    bool interleaves; /* rows of queries and keys */
-    bool adds_one;    /* to norms */
-    bool four_norms;  /* a layer has norms before and behind attention and feed-forward */
 };
 
 /* Each returns 0 or a code with a message. */

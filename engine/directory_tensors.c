@@ -94,7 +94,7 @@ static void translate_name(const struct directory *directory, const char *name, 
             snprintf(out, NAME_BYTES, "blk.%u.%s", layer, layer_names[i].gguf);
     if (strcmp(name + end, "post_attention_layernorm.weight") == 0)
         snprintf(out, NAME_BYTES, "blk.%u.%s", layer,
-            directory->type->four_norms ? "post_attention_norm.weight" : "ffn_norm.weight");
+            directory->architecture->traits & TRAIT_POST_NORMS ? "post_attention_norm.weight" : "ffn_norm.weight");
 }
 
 static bool ends_with(const char *text, const char *end) {
@@ -113,10 +113,10 @@ static void choose_change(const struct directory *directory, struct shard_tensor
     const char *name = tensor->name;
     bool queries = ends_with(name, ".attn_q.weight") || ends_with(name, ".attn_q.bias");
     bool keys = ends_with(name, ".attn_k.weight") || ends_with(name, ".attn_k.bias");
-    if (directory->type->interleaves && (queries || keys)) {
+    if (!(directory->architecture->traits & TRAIT_HALVES) && (queries || keys)) {
         tensor->change = INTERLEAVE;
         tensor->heads = queries ? directory->heads : directory->kv_heads;
-    } else if (directory->type->adds_one && ends_with(name, "norm.weight")) {
+    } else if ((directory->architecture->traits & TRAIT_NORMS_LESS_ONE) && ends_with(name, "norm.weight")) {
         tensor->change = ADD_ONE;
     }
 }

@@ -8,7 +8,8 @@
 Not part of the tests: it takes gigabytes of packages. Each model is one of transformers' own classes with random weights
 (seed 1), written as GGUF with the tensor names and the changes that llama.cpp's converter makes (norms of gemma with 1
 added; queries and keys of llama in neighbouring pairs; llama3's frequencies as divisors). NAME.npz has the token ids
-[tokens] and the logits [tokens, vocabulary], float32, of one pass over them with eager attention.
+[tokens] and the logits [tokens, vocabulary], float32, of one pass over them with eager attention; NAME.json is the model's
+config.json.
 """
 import json
 import math
@@ -59,9 +60,13 @@ NAMES_GEMMA = dict(NAMES, post_attention_layernorm="post_attention_norm", pre_fe
                    post_feedforward_layernorm="post_ffw_norm")
 
 
+def make_config(kind, changes):
+    of_kind = {"Gemma3": transformers.Gemma3TextConfig}.get(kind, getattr(transformers, kind + "Config"))
+    return of_kind(architectures=[kind + "ForCausalLM"], **dict(COMMON, **changes))
+
+
 def make_model(kind, changes):
-    config = dict(COMMON, **changes)
-    config = {"Gemma3": transformers.Gemma3TextConfig}.get(kind, getattr(transformers, kind + "Config"))(**config)
+    config = make_config(kind, changes)
     config._attn_implementation = "eager"
     torch.manual_seed(1)
     model = getattr(transformers, kind + "ForCausalLM")(config).eval()
@@ -172,6 +177,7 @@ def main():
                     value.copy_(value.half().float())
             logits = model(ids[None]).logits[0].float().numpy()
         write_gguf(FOLDER / f"{name}.gguf", model, config, architecture)
+        (FOLDER / f"{name}.json").write_text(config.to_json_string())
         np.savez_compressed(FOLDER / f"{name}.npz", ids=ids.numpy().astype(np.int32), logits=logits)
         print(json.dumps({"model": name, "spread": float(logits.std())}))
 

@@ -19,9 +19,10 @@ EXACT = ("--exact", "--kv", "f32")
 TIMEOUT_S = 120
 
 
-def run(name, ids, *options):
-    """Logits [tokens, vocabulary]."""
-    done = subprocess.run([BUILD / "tests/model/logits_tool", FOLDER / f"{name}.gguf", *options],
+def run(model, ids, *options):
+    """Logits [tokens, vocabulary] of a fixture by its name, or of a model by its path."""
+    path = FOLDER / f"{model}.gguf" if isinstance(model, str) else model
+    done = subprocess.run([BUILD / "tests/model/logits_tool", path, *options],
                           input=" ".join(map(str, ids)).encode(), timeout=TIMEOUT_S, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()

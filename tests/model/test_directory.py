@@ -81,11 +81,13 @@ def to_bfloat(values):
 DTYPES = {"F32": lambda v: v, "F16": lambda v: v.astype(np.float16), "BF16": to_bfloat}
 
 
-def write_safetensors(path, tensors, dtype):
+def write_safetensors(path, tensors, dtype=None):
+    """All tensors in a format, or each in that of its numbers."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, values in tensors.items():
-        part = DTYPES[dtype](values).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [len(data), len(data) + len(part)]}
+        part = DTYPES[dtype](values).tobytes() if dtype else values.tobytes()
+        header[name] = {"dtype": dtype or {2: "F16", 4: "F32"}[values.itemsize], "shape": list(values.shape),
+                        "data_offsets": [len(data), len(data) + len(part)]}
         data += part
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -229,7 +231,15 @@ def test_refusals(tmp_path):
     for fields, words in [({"model_type": "mamba"}, ['"mamba"', "config.json"]), ({"hidden_size": 0}, ["hidden_size"]),
                           ({"num_attention_heads": None}, ["num_attention_heads"]),
                           ({"rope_scaling": {"rope_type": "longrope"}}, ['"longrope"']), ({"head_dim": 6}, ["attn_q.weight"]),
-                          ({"num_key_value_heads": 3}, ["k_proj"]), ({"rope_theta": -1}, ["rope_theta"])]:
+                          ({"num_key_value_heads": 3}, ["k_proj"]), ({"rope_theta": -1}, ["rope_theta"]),
+                          ({"hidden_act": "relu"}, ["hidden_act", '"relu"']), ({"partial_rotary_factor": 0.5}, ["not 1"]),
+                          ({"partial_rotary_factor": 0}, ["partial_rotary_factor"]),
+                          ({"layer_types": ["full_attention", "linear_attention"]}, ["layer_types", "layer 1"]),
+                          ({"sliding_window": 9, "layer_types": ["full_attention"]}, ["layer_types", "layer 0"]),
+                          ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": 1}}, ["mscale"]),
+                          ({"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}}, ["rope_parameters"]),
+                          ({"query_pre_attn_scalar": 99}, ["query_pre_attn_scalar"]),
+                          ({"use_bidirectional_attention": True}, ["use_bidirectional_attention"])]:
         change_json(model / "config.json", **fields)
         message = refusal(model)
         assert all(word in message for word in words), message
