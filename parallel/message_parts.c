@@ -133,7 +133,8 @@ static void code_statistics(struct wire *wire, struct kv_statistics *s, const st
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0] && !wire->failed; i++) {
         void **array = (void **)((char *)s + arrays[i].place);
         if ((there >> i & 1) != 0)
-            wire_memory(wire, *array, array_bytes(&arrays[i], s, shape));
+            wire_set(
+                wire, *array, wire_memory_of(wire, *array, array_bytes(&arrays[i], s, shape), sizeof(double), false));
         *((there >> i & 1) != 0 ? &found : &missing) |= arrays[i].need;
     }
     if (!wire->reading)

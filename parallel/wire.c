@@ -171,14 +171,16 @@ void *wire_space(struct wire *wire, const void *own, size_t count, size_t bytes)
     return space->memory;
 }
 
-void *wire_memory_of(struct wire *wire, const void *memory, size_t bytes, bool null_allowed) {
+void *wire_memory_of(struct wire *wire, const void *memory, size_t bytes, size_t aligned, bool null_allowed) {
     uint64_t address = wire->reading ? 0 : (uint64_t)(uintptr_t)memory;
     wire_u64(wire, &address);
     if (!wire->reading)
         return (void *)memory;
     void *found = address == 0 ? NULL : wire_table_find(wire->table, address, bytes);
-    if (found == NULL && (address != 0 || !null_allowed))
+    if ((found == NULL && (address != 0 || !null_allowed)) || (uintptr_t)found % aligned != 0) {
         wire_fail(wire);
+        return NULL;
+    }
     return found;
 }
 

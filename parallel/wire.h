@@ -88,10 +88,12 @@ bool wire_is_there(struct wire *wire, bool there);
  * not write to it. */
 void *wire_space(struct wire *wire, const void *own, size_t count, size_t bytes);
 
-/* Device memory of so many bytes; NULL is refused, or allowed. */
-void *wire_memory_of(struct wire *wire, const void *memory, size_t bytes, bool null_allowed);
-#define wire_memory(wire, memory, bytes) wire_set(wire, memory, wire_memory_of(wire, memory, bytes, false))
-#define wire_memory_or_null(wire, memory, bytes) wire_set(wire, memory, wire_memory_of(wire, memory, bytes, true))
+/* Device memory of so many bytes, whose address is a multiple of `aligned`; NULL is refused, or allowed. */
+void *wire_memory_of(struct wire *wire, const void *memory, size_t bytes, size_t aligned, bool null_allowed);
+#define wire_memory(wire, memory, bytes)                                                                               \
+    wire_set(wire, memory, wire_memory_of(wire, memory, bytes, __alignof__(*(memory)), false))
+#define wire_memory_or_null(wire, memory, bytes)                                                                       \
+    wire_set(wire, memory, wire_memory_of(wire, memory, bytes, __alignof__(*(memory)), true))
 
 /* a b c d as bytes; SIZE_MAX when that is too much for anything. */
 size_t wire_product(uint64_t a, uint64_t b, uint64_t c, uint64_t d);

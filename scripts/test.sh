@@ -104,7 +104,7 @@ thread_tests=(hosts log parallel scheduler server_loop store threads)
 need_tsan_build() {
   need_setup
   need_build build-tsan "distillcache tests/unit/fake_server tests/model/network_tool tests/parity/parity ${thread_tests[*]/#/tests/unit/test_}" --werror -Dtests=true -Db_sanitize=thread \
-    -Db_lundef=false --optimization=1 -Ddebug=true -Dc_args=-g1,-DCPU_COMPACT
+    -Db_lundef=false --optimization=1 -Ddebug=true '-Dc_args=-g1 -DCPU_COMPACT'
 }
 
 # For requests whose answers need no meaning: a model with less arithmetic; its code is the same. Sets slim_model.

@@ -26,7 +26,7 @@ def is_kept(tensor, layers):
     return not tensor.name.startswith("blk.") or int(tensor.name.split(".")[1]) < layers
 
 
-def main(source, target, columns=64, layers=6):
+def main(source, target, columns=96, layers=6):
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target + ".new", architecture)

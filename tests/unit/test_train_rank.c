@@ -107,7 +107,8 @@ static void clear_heads(struct records *records) {
 static void set_up(struct toy *toy, uint64_t seed, uint32_t threads) {
     struct error error = {0};
     memset(toy, 0, sizeof *toy);
-    toy->model.shape = (struct model_shape){.layers = LAYERS, .kv_heads = KV_HEADS, .head_dim = DIM};
+    toy->model.shape =
+        (struct model_shape){.layers = LAYERS, .global_layers = LAYERS, .kv_heads = KV_HEADS, .head_dim = DIM};
     train_options_default(&toy->run.options, TRAIN_RANKER, false);
     toy->run.options.seed = seed;
     toy->run.options.rank_steps = STEPS;
