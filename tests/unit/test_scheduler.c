@@ -39,10 +39,13 @@ static struct serving *answer_alone(struct call *calls[CASES]) {
 
 /* Submits all at once and compares with the answers alone. */
 static struct scheduler_stats answer_together(const struct serving_options *options, struct call *const *alone) {
-    struct serving *serving = serving_create(options);
+    struct serving_options all = *options;
+    all.lockstep = true; /* all are there before the second token, however late this thread is */
+    struct serving *serving = serving_create(&all);
     struct call *calls[CASES];
     for (uint32_t i = 0; i < cases(); i++)
         calls[i] = serving_must_submit(serving, case_request(i));
+    serving_run_free(serving);
     serving_wait_all(serving);
     for (uint32_t i = 0; i < cases(); i++)
         if (!answers_equal(&calls[i]->answers[0], &alone[i]->answers[0]))
