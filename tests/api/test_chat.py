@@ -68,7 +68,7 @@ def test_logprobs(server):
     for entry in content:
         assert len(entry["top_logprobs"]) == 20
         assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
-        assert bytes(entry["bytes"]).decode(errors="replace") == entry["token"]
+        assert bytes(entry["bytes"]).decode(errors="backslashreplace") == entry["token"]
 
 
 def test_stream_with_choices(server):
