@@ -257,7 +257,7 @@ def encode(text):
     return [int(i) for i in done.stdout.split()]
 
 
-@pytest.mark.parametrize("policy,budget", [("h2o", 0.5), ("snapkv", 0.6)])
+@pytest.mark.parametrize("policy,budget", [("h2o", 0.3), ("snapkv", 0.4)])
 def test_kl_is_that_of_the_reference(policy, budget, reference, folder):
     """The same text, teacher-forced through the NumPy model with the reference's own policy, in float32."""
     reference_model, reference_policies, model = reference
@@ -285,8 +285,8 @@ def test_kl_is_that_of_the_reference(policy, budget, reference, folder):
             loss.append(-q[token])
         result, = selected(results_of(log), kv_policy=policy, group=group)
         assert result["loss"] == pytest.approx(np.mean(loss), abs=2e-3)
-        assert result["kl"] == pytest.approx(np.mean(kl), rel=0.02, abs=1e-3)
-        assert np.mean(kl) > 5e-3  # or nothing was compared
+        assert result["kl"] == pytest.approx(np.mean(kl), rel=0.02, abs=5e-5)
+        assert np.mean(kl) > 1e-3  # or nothing was compared
 
 
 # Choices.
