@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/architecture.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,6 +55,12 @@ const struct architecture *architecture_find_type(const char *model_type) {
         if (has_word(architectures[i].model_types, model_type))
             return &architectures[i];
     return NULL;
+}
+
+double architecture_query_divisor(
+    const struct architecture *architecture, uint32_t layers, uint32_t width, uint32_t heads, uint32_t head_dim) {
+    bool by_width = architecture->scaled_by_width != 0 && layers == architecture->scaled_by_width;
+    return by_width ? (double)width / heads : head_dim;
 }
 
 void architecture_names(char names[ARCHITECTURE_NAMES_BYTES]) {

@@ -39,6 +39,10 @@ const struct architecture *architecture_find(const char *name); /* by its name i
 const struct architecture *architecture_find_type(const char *model_type);
 const struct architecture *architecture_at(uint32_t index); /* of the table; NULL at its end */
 
+/* Queries are divided by the root of this. */
+double architecture_query_divisor(
+    const struct architecture *architecture, uint32_t layers, uint32_t width, uint32_t heads, uint32_t head_dim);
+
 /* Names of all, ", " between them. */
 enum { ARCHITECTURE_NAMES_BYTES = 128 };
 void architecture_names(char names[ARCHITECTURE_NAMES_BYTES]);

@@ -149,7 +149,8 @@ static int check_traits(const struct directory *directory, struct error *error) 
     const struct architecture *architecture = directory->architecture;
     const char *expected = architecture->traits & TRAIT_GELU ? "gelu_pytorch_tanh" : "silu";
     const char *const activations[] = {"hidden_activation", "hidden_act"};
-    double divisor = directory->head_dim;
+    double divisor = architecture_query_divisor(
+        architecture, directory->layers, directory->width, directory->heads, directory->head_dim);
     char what[160];
     for (size_t i = 0; i < 2; i++) {
         const char *name = json_string_value(json_object_get(directory->config, activations[i]));
@@ -160,8 +161,6 @@ static int check_traits(const struct directory *directory, struct error *error) 
         snprintf(what, sizeof what, "is \"%.60s\", not \"%s\"", name, expected);
         return config_error(directory, ERROR_UNSUPPORTED, activations[i], what, error);
     }
-    if (architecture->scaled_by_width != 0 && directory->layers == architecture->scaled_by_width)
-        divisor = (double)directory->width / directory->heads;
     if (get_number(directory->config, "query_pre_attn_scalar", divisor) != divisor) {
         snprintf(what, sizeof what, "is not %g, as of all published models with %u layers", divisor, directory->layers);
         return config_error(directory, ERROR_UNSUPPORTED, "query_pre_attn_scalar", what, error);

@@ -338,9 +338,8 @@ static int read_traits(struct model *model, struct error *error) {
         if (code == 0)
             code = get_optional_float(model, "final_logit_softcapping", 0, &shape->logit_cap, error);
     }
-    double divisor = shape->head_dim;
-    if (architecture->scaled_by_width != 0 && shape->layers == architecture->scaled_by_width)
-        divisor = (double)shape->width / shape->heads;
+    double divisor =
+        architecture_query_divisor(architecture, shape->layers, shape->width, shape->heads, shape->head_dim);
     double factor = (double)rope_score_factor(&shape->rope_scaling);
     if (divisor != shape->head_dim || factor != 1)
         shape->score_scale = (float)(factor / sqrt(divisor));

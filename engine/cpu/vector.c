@@ -43,11 +43,14 @@ static void rows_run(struct cpu_backend *cpu, struct rows_job *job) {
     cpu_run_rows(cpu, job->rows, ROWS_PER_CHUNK, rows_part, job);
 }
 
+/* What an RMS norm multiplies x [width] by, before its weights. */
+static float norm_factor(const struct rows_job *job, const float *x) {
+    return 1 / sqrtf(job->kernels->sum_squares(x, job->width) / (float)job->width + job->epsilon);
+}
+
 static void norm_row(const struct rows_job *job, uint32_t row) {
     const float *x = job->x + (size_t)row * job->width;
-    float mean = job->kernels->sum_squares(x, job->width) / (float)job->width;
-    float factor = 1 / sqrtf(mean + job->epsilon);
-    job->kernels->scale(x, factor, job->weight, job->width, job->out + (size_t)row * job->width);
+    job->kernels->scale(x, norm_factor(job, x), job->weight, job->width, job->out + (size_t)row * job->width);
 }
 
 void cpu_rms_norm(struct backend *backend, const float *x, const float *weight, float epsilon, uint32_t rows,
@@ -59,9 +62,7 @@ void cpu_rms_norm(struct backend *backend, const float *x, const float *weight, 
 
 static void norm_add_row(const struct rows_job *job, uint32_t row) {
     const float *x = job->x + (size_t)row * job->width;
-    float mean = job->kernels->sum_squares(x, job->width) / (float)job->width;
-    float factor = 1 / sqrtf(mean + job->epsilon);
-    job->kernels->scale_add(x, factor, job->weight, job->width, job->out + (size_t)row * job->width);
+    job->kernels->scale_add(x, norm_factor(job, x), job->weight, job->width, job->out + (size_t)row * job->width);
 }
 
 void cpu_rms_norm_add(struct backend *backend, const float *x, const float *weight, float epsilon, uint32_t rows,
@@ -74,10 +75,8 @@ void cpu_rms_norm_add(struct backend *backend, const float *x, const float *weig
 static void head_norms_row(const struct rows_job *job, uint32_t row) {
     uint32_t heads = job->heads + job->kv_heads, dim = job->width;
     float *head = job->out + (size_t)row * (heads + job->kv_heads) * dim;
-    for (uint32_t i = 0; i < heads; i++, head += dim) {
-        float factor = 1 / sqrtf(job->kernels->sum_squares(head, dim) / (float)dim + job->epsilon);
-        job->kernels->scale(head, factor, i < job->heads ? job->weight : job->key_weight, dim, head);
-    }
+    for (uint32_t i = 0; i < heads; i++, head += dim)
+        job->kernels->scale(head, norm_factor(job, head), i < job->heads ? job->weight : job->key_weight, dim, head);
 }
 
 void cpu_head_norms(struct backend *backend, const float *query_weight, const float *key_weight, float epsilon,

@@ -75,18 +75,6 @@ static struct engine *open_threads(const struct model *model, uint32_t ranks, co
     return pruning_engine(model, &options);
 }
 
-static struct tiny_llama shape_of(uint32_t ranks, enum tensor_type type) {
-    struct tiny_llama shape = tiny_llama_default();
-    shape.heads = 2 * ranks;
-    shape.kv_heads = ranks;
-    shape.ff_width = 32 * ranks;
-    shape.head_dim = 32;
-    shape.vocabulary = 321; /* not the same for all */
-    shape.type = type;
-    shape.embedding_type = type == TENSOR_F32 ? type : TENSOR_Q8_0;
-    return shape;
-}
-
 /* ---- the same bits ---- */
 
 static bool works(const char *policy) {
@@ -113,7 +101,7 @@ static uint32_t run_policies(struct engine *engine, struct stream **streams) {
 }
 
 static void every_policy_gives_the_same_bits(void **state) {
-    struct tiny_llama shape = shape_of(2, TENSOR_Q4_1);
+    struct tiny_llama shape = tiny_llama_for_ranks(2, TENSOR_Q4_1);
     struct model *model = pruning_model(&shape);
     const struct engine_options options = {.kv_format = KV_F16, .prefix_sharing = true};
     struct engine *threads = open_threads(model, 2, &options);
@@ -157,7 +145,7 @@ static void sequences_live_as_in_one_process(void **state) {
     (void)state;
     alarm(PATIENCE);
     for (uint32_t i = 0; i < 2; i++) {
-        struct tiny_llama shape = shape_of(3, types[i]);
+        struct tiny_llama shape = tiny_llama_for_ranks(3, types[i]);
         struct model *model = pruning_model(&shape);
         const struct engine_options options = {.kv_format = i == 0 ? KV_F32 : KV_BF16, .exact = i == 0};
         struct engine *threads = open_threads(model, 3, &options);
@@ -250,7 +238,7 @@ static void *visit_leader(void *argument) {
 static void the_rendezvous_lets_in_who_fits(void **state) {
     static const char *const words[] = {"another rendezvous-key", "version", "its model is another", "rank 3 of 3",
         "world of 3 ranks", "rank 1 is taken"};
-    struct tiny_llama shape = shape_of(3, TENSOR_F32), another = shape;
+    struct tiny_llama shape = tiny_llama_for_ranks(3, TENSOR_F32), another = shape;
     char address[HOSTS_ADDRESS];
     pthread_t visitor;
     (void)state;
@@ -307,7 +295,7 @@ static void nobody_waits_for_ever(void **state) {
 /* ---- a worker is lost ---- */
 
 static void a_lost_worker_ends_in_an_error(void **state) {
-    struct tiny_llama shape = shape_of(2, TENSOR_F32);
+    struct tiny_llama shape = tiny_llama_for_ranks(2, TENSOR_F32);
     struct model *model = pruning_model(&shape);
     (void)state;
     alarm(PATIENCE);
@@ -522,7 +510,7 @@ static void reach_for_prunes(struct pair *pair, enum reach reach) {
 }
 
 static void a_leader_stays_within_its_memory(void **state) {
-    struct tiny_llama shape = shape_of(2, TENSOR_F32);
+    struct tiny_llama shape = tiny_llama_for_ranks(2, TENSOR_F32);
     struct model *model = pruning_model(&shape);
     (void)state;
     alarm(PATIENCE);
@@ -545,7 +533,7 @@ static void a_leader_stays_within_its_memory(void **state) {
 
 /* A worker takes matrices from its own file, as they are there. */
 static void other_forms_of_matrices_are_refused(void **state) {
-    struct tiny_llama shape = shape_of(2, TENSOR_F16);
+    struct tiny_llama shape = tiny_llama_for_ranks(2, TENSOR_F16);
     struct model *model = pruning_model(&shape);
     struct model smaller = *model, ordered = *model;
     const struct model *const refused[] = {&smaller, &ordered};

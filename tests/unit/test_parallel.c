@@ -117,14 +117,7 @@ static void nobody_waits_for_a_rank_that_failed(void **state) {
 /* ---- a model in parts ---- */
 
 static struct tiny_llama shape_of(uint32_t ranks, enum tensor_type type, bool tied) {
-    struct tiny_llama shape = tiny_llama_default();
-    shape.heads = 2 * ranks;
-    shape.kv_heads = ranks;
-    shape.ff_width = 32 * ranks;
-    shape.head_dim = 32;
-    shape.vocabulary = 321; /* not the same for all */
-    shape.type = type;
-    shape.embedding_type = type == TENSOR_F32 ? type : TENSOR_Q8_0;
+    struct tiny_llama shape = tiny_llama_for_ranks(ranks, type);
     shape.tied = tied;
     return shape;
 }

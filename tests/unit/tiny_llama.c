@@ -26,6 +26,18 @@ struct tiny_llama tiny_llama_default(void) {
         .seed = 1};
 }
 
+struct tiny_llama tiny_llama_for_ranks(uint32_t ranks, enum tensor_type type) {
+    struct tiny_llama shape = tiny_llama_default();
+    shape.heads = 2 * ranks;
+    shape.kv_heads = ranks;
+    shape.ff_width = 32 * ranks;
+    shape.head_dim = 32;
+    shape.vocabulary = 321; /* not the same for all */
+    shape.type = type;
+    shape.embedding_type = type == TENSOR_F32 ? type : TENSOR_Q8_0;
+    return shape;
+}
+
 void tiny_llama_write_shape(struct gguf_writer *writer, const struct tiny_llama *options) {
     gguf_writer_string(writer, "general.architecture", "llama");
     gguf_writer_string(writer, "general.name", "tiny");

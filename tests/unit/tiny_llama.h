@@ -35,6 +35,8 @@ struct tiny_llama {
 
 /* 2 layers, 4 heads over 2 KV heads of 16, width 64, ff 96, 320 tokens, context 512, F32, tied, seed 1. */
 struct tiny_llama tiny_llama_default(void);
+/* One KV head with two query heads of 32 and 32 columns of ff for each rank, 321 tokens, which ranks have unevenly. */
+struct tiny_llama tiny_llama_for_ranks(uint32_t ranks, enum tensor_type type);
 
 /* The parts, for tests that leave one out or add one. Widths are multiples of 32 for quantised types. */
 void tiny_llama_write_shape(struct gguf_writer *writer, const struct tiny_llama *options);
