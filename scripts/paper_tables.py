@@ -283,7 +283,8 @@ def latency(documents, _arguments):
 
 
 TABLES = {"budgets": budgets, "trained": relative, "lengths": relative, "hybrid": relative, "rewards": relative,
-          "features": relative, "errors": errors, "positions": positions, "curves": curves, "latency": latency}
+          "features": relative, "paper": relative, "errors": errors, "positions": positions,
+          "curves": curves, "latency": latency}
 
 
 def load(file):

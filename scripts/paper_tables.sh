@@ -17,6 +17,7 @@ Measures one table and prints it in Markdown on standard output; figures are SVG
   hybrid      the same, for policies alone and in the heads of hybrid that do not keep everything (E.3)
   rewards     trains with stage kl by each reward, from the same warm start, and compares (E.2)
   features    trains with alpha alone, alpha and H, the paper's five features, and content, and compares (F.6)
+  paper       trains by the paper's own recipe (its five features, its single stage) and compares with the shipped policy
   errors      what pruned answers are instead of right, and their length (F.3, F.5)
   positions   which positions of a prompt stay: sinks, recent tokens, the others (F.2); figures
   curves      trains and shows the run (F.1); figures
@@ -43,7 +44,7 @@ Options that a table does not use are refused. Defaults take at most about ten m
   --state DIR       where results, figures and trained policies are kept; a second start goes on from there, with the
                     same options or other ones (default build/paper-tables)
   --program FILE    the program, built before (default: builds build/distillcache)
-  -- ...            to distillcache train for rewards, features, curves; to bench for latency; to eval for the others
+  -- ...            to distillcache train for rewards, features, paper, curves; to bench for latency; to eval for the others
 
 DISTILLCACHE_MODEL=FILE instead of the default model.
 TEXT
@@ -199,6 +200,17 @@ table_features() {
   print_relative
 }
 
+# The recipe's steps are 10,000 of prompts up to 4,096 tokens: days on two cores. Here fewer and shorter ones.
+table_paper() {
+  prepare_training
+  policies="$base h2o distillcache"
+  labels+=(--label "h2o=h2o at the paper's interval, 1" --label "distillcache=the shipped policy")
+  train_row "recipe paper" paper --recipe paper --set "kl_steps=$steps" --set "warmup_steps=$(((steps + 19) / 20))" \
+    --set prompt_most=1024 --set "valid_every=$(((steps + 9) / 10))" --set valid_prompts=4
+  eval_without_options kl
+  print_relative
+}
+
 table_positions() {
   eval_task kl --continuation 2 --svg "$state/positions"
   print_table
@@ -292,6 +304,12 @@ features)
   set_default steps 600
   set_default sequences 40
   ;;
+paper)
+  read_options "$shared text questions limit length ratio seed seeds steps" "$@"
+  set_default ratio 0.5,0.25,0.125,0.05
+  kl_defaults 12
+  set_default steps 600
+  ;;
 errors)
   read_options "$shared limit length ratio policies seed tasks" "$@"
   set_default ratio 0.5,0.25
@@ -317,7 +335,7 @@ latency)
   need_number --batch "$batch"
   need_number --pairs "$pairs"
   ;;
-*) die "there is no table \"$table\": budgets, trained, lengths, hybrid, rewards, features, errors, positions, curves, latency" ;;
+*) die "there is no table \"$table\": budgets, trained, lengths, hybrid, rewards, features, paper, errors, positions, curves, latency" ;;
 esac
 for name in limit steps sequences; do
   [ -z "${!name}" ] || need_number "--$name" "${!name}"

@@ -278,7 +278,7 @@ stage_nvcc() {
 stage_sanitizers() {
   need_asan_build
   sanitizer_environment
-  run_meson build-asan --suite unit --suite parity --timeout-multiplier 5
+  DISTILLCACHE_TEST_FULL=${full:+1} run_meson build-asan --suite unit --suite parity --timeout-multiplier ${full:+2}5
   if [ -n "$full" ]; then
     run_api build-asan "not speaks" speaks
   else
@@ -289,7 +289,7 @@ stage_sanitizers() {
 stage_tsan() {
   need_tsan_build
   sanitizer_environment
-  run_meson build-tsan --timeout-multiplier 10 "${thread_tests[@]}" parity_threads
+  DISTILLCACHE_TEST_FULL=${full:+1} run_meson build-tsan --timeout-multiplier ${full:+4}10 "${thread_tests[@]}" parity_threads
   need_slim_model
   DISTILLCACHE_TEST_MODEL=$slim_model run_pytest build-tsan tests/api/test_cancel.py
 }

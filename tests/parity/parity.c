@@ -283,7 +283,7 @@ bool parity_is_full(void) {
 /* A build with sanitizers, to which sizes are alike, takes its time: a quarter of the rounds. So does an emulated
  * device: an eighth of them, or a quarter when much is asked for. But as many as there are KV formats. */
 static uint32_t rounds_of(const struct parity *parity, const struct parity_case *entry) {
-    uint32_t rounds = entry->rounds > 0 ? entry->rounds : 1, part = SANITIZED ? 4 : 1;
+    uint32_t rounds = entry->rounds > 0 ? entry->rounds : 1, part = sanitized() ? 4 : 1;
 #ifdef PARITY_EMULATED
     if (parity->cuda)
         part = parity_is_full() ? 4 : 8;

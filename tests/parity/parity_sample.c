@@ -260,7 +260,7 @@ static void case_distribution(struct parity *parity) {
     enum { BATCH = 50 };
     uint32_t vocabulary = parity->round % 4 == 3 ? 4500 : parity_random(parity, 2, 400);
     uint32_t batch = parity->cuda ? 12 : BATCH, draws = parity->round % 4 == 3 ? 3000 : 20000;
-    draws = parity->cuda ? 2 * batch : SANITIZED ? draws / 20 : draws;
+    draws = parity->cuda ? 2 * batch : sanitized() ? draws / 20 : draws;
     float *logits = parity_host((size_t)batch * vocabulary * sizeof *logits);
     fill_logits(parity, logits, vocabulary);
     for (uint32_t row = 1; row < batch; row++)
@@ -355,7 +355,7 @@ static uint64_t draw_support(
     struct parity *parity, const float *logits, uint32_t vocabulary, struct sample_params params, uint32_t *largest) {
     uint64_t seen = 0;
     *largest = 0;
-    uint32_t draws = !parity->cuda && !SANITIZED ? 300 : vocabulary <= 64 ? 16 : 40;
+    uint32_t draws = !parity->cuda && !sanitized() ? 300 : vocabulary <= 64 ? 16 : 40;
     for (params.step = 0; params.step < draws; params.step++) {
         uint32_t token = (uint32_t)sample_one(parity, logits, vocabulary, &params);
         seen |= token < 64 ? 1ull << token : 0;

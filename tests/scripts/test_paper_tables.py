@@ -20,7 +20,7 @@ PROGRAM = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build")
 MODEL = os.environ.get("DISTILLCACHE_TEST_MODEL") or "/nonexistent"
 SLIM_MODEL = os.environ.get("DISTILLCACHE_TEST_SLIM_MODEL") or MODEL
 TIMEOUT_S = 300
-TABLES = ["budgets", "trained", "lengths", "hybrid", "rewards", "features", "errors", "positions", "curves", "latency"]
+TABLES = ["budgets", "trained", "lengths", "hybrid", "rewards", "features", "paper", "errors", "positions", "curves", "latency"]
 TINY_TRAINING = ["--sequences", "1", "--", "--set", "prompt_most=160", "--set", "valid_prompts=1", "--set", "valid_rollout=4",
                  "--set", "rollout=8"]
 
@@ -194,6 +194,14 @@ def test_rewards_train_five_policies(tmp_path):
                   *TINY_TRAINING)
     assert [row[0] for row in found[1:]] == ["`full`", "`h2o,interval=16`", "warm start alone", "kl", "kl, no entropy bonus",
                                              "rollout8", "ranking"]
+    assert all(re.match(r"\d+\.\d\d \[", row[1]) for row in found[3:])
+
+
+def test_the_paper_s_recipe_is_beside_the_shipped_policy(tmp_path):
+    found = table("paper", tmp_path, "--steps", "1", "--limit", "1", "--length", "96", "--ratio", "0.5",
+                  *TINY_TRAINING[2:], model=MODEL)  # the one that a policy is shipped for
+    assert [row[0] for row in found[1:]] == ["`full`", "`h2o,interval=16`", "h2o at the paper's interval, 1",
+                                             "the shipped policy", "recipe paper"]
     assert all(re.match(r"\d+\.\d\d \[", row[1]) for row in found[3:])
 
 

@@ -416,13 +416,13 @@ static void run_steps(uint64_t seed, uint32_t pages, bool sharing, bool weak, bo
 
 static void test_shared_prefixes(void **state) {
     (void)state;
-    for (uint64_t seed = 1; seed <= chosen_backend_share(SANITIZED ? 2 : 4, 1); seed++)
+    for (uint64_t seed = 1; seed <= chosen_backend_share(sanitized() ? 2 : 4, 1); seed++)
         run_steps(seed, 130 + 10 * (uint32_t)seed, true, false, true);
 }
 
 static void test_hashes_that_collide(void **state) {
     (void)state;
-    for (uint64_t seed = 11; seed <= chosen_backend_share(SANITIZED ? 11 : 12, 11); seed++)
+    for (uint64_t seed = 11; seed <= chosen_backend_share(sanitized() ? 11 : 12, 11); seed++)
         run_steps(seed, 150, true, true, true);
 }
 
@@ -434,7 +434,7 @@ static void test_without_poison(void **state) {
 
 static void test_without_sharing(void **state) {
     (void)state;
-    for (uint64_t seed = 21; seed <= chosen_backend_share(SANITIZED ? 21 : 22, 21); seed++)
+    for (uint64_t seed = 21; seed <= chosen_backend_share(sanitized() ? 21 : 22, 21); seed++)
         run_steps(seed, 140, false, false, true);
 }
 

@@ -99,7 +99,7 @@ static void every_policy_goes_on_from_a_prefix(void **state) {
     struct engine *plain = open_engine(0, false);
     uint32_t summing = 0;
     for (uint32_t i = 0; i < policy_count(); i++)
-        for (uint32_t summary = SANITIZED ? i % 2 : 0; summary < 2; summary += SANITIZED ? 2 : 1) {
+        for (uint32_t summary = sanitized() ? i % 2 : 0; summary < 2; summary += sanitized() ? 2 : 1) {
             char policy[WORDS_MAX];
             const char *name = policy_at(i)->name;
             const char *budget = strcmp(name, "rlkv") == 0 ? "ratio=0.4" : "tokens=70";
@@ -109,7 +109,7 @@ static void every_policy_goes_on_from_a_prefix(void **state) {
             use_in_every_way(policy, plain);
             summing += sums(policy);
         }
-    assert_true(summing >= policy_count() / (SANITIZED ? 2 : 1)); /* with a summary slot all do */
+    assert_true(summing >= policy_count() / (sanitized() ? 2 : 1)); /* with a summary slot all do */
     pruning_engine_close(plain);
 }
 
@@ -508,8 +508,8 @@ static void random_lives_end_alike(void **state) {
             run.expected[kind][text] = open_stream(plain, kinds[kind], text, beginnings[text], prompts[text]);
             stream_run(run.expected[kind][text]);
         }
-    bool few = SANITIZED || !chosen_backend_is_cpu();
-    uint32_t steps = chosen_backend_share(SANITIZED ? STEPS / 5 : STEPS, STEPS / 8), least = few ? 2 : 30;
+    bool few = sanitized() || !chosen_backend_is_cpu();
+    uint32_t steps = chosen_backend_share(sanitized() ? STEPS / 5 : STEPS, STEPS / 8), least = few ? 2 : 30;
     for (uint32_t i = 0; i < steps; i++) {
         step(&run);
         assert_true(kv_cache_check(engine_kv_cache(run.engine)));

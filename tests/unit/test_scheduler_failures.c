@@ -64,7 +64,7 @@ static void every_failed_allocation_is_survived(void **state) {
     struct serving *serving = begin(expected);
     serving_wait_all(serving);
     uint32_t runs = 0, errors = 0;
-    for (uint32_t at = 0; run_failing(at, expected, &errors); at += 1 + at / (SANITIZED ? 4 : 12))
+    for (uint32_t at = 0; run_failing(at, expected, &errors); at += 1 + at / (sanitized() ? 4 : 12))
         runs++;
     print_message("%u runs, %u answers ended by an error\n", runs, errors);
     assert_true(runs > 20);

@@ -281,7 +281,7 @@ static void make_example(struct dice *dice, struct example *example) {
 static void equals_naive_oracle(void **state) {
     (void)state;
     size_t stopped = 0;
-    const uint64_t examples = SANITIZED ? 2000 : 20000;
+    const uint64_t examples = sanitized() ? 2000 : 20000;
     for (uint64_t seed = 0; seed < examples; seed++) {
         struct dice dice = {seed, 0};
         struct example example;

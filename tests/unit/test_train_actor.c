@@ -361,7 +361,7 @@ static void train_toy(struct policy_network *network, uint64_t seed, enum train_
 static void test_toy(void **state) {
     (void)state;
     static const enum train_sampler samplers[] = {SAMPLER_GUMBEL, SAMPLER_SUBSET};
-    for (uint64_t seed = 1; seed <= (SANITIZED ? 1 : 3); seed++) {
+    for (uint64_t seed = 1; seed <= (sanitized() ? 1 : 3); seed++) {
         for (int s = 0; s < 2; s++) {
             struct policy_network *network = create_network(SCOPE_HEAD, (uint32_t)seed);
             double before = keeps(network, seed);

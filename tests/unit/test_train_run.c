@@ -281,7 +281,7 @@ static void test_resume(void **state) {
     size_t bytes, again;
     char *expected = train_whole(&usual, &whole, &bytes);
     uint32_t stops = 0;
-    for (uint32_t at = 1;; at += SANITIZED ? 5 : 1) {
+    for (uint32_t at = 1;; at += sanitized() ? 5 : 1) {
         struct error error = {0};
         part = (struct heard){.stop_at = at};
         struct train_run run = describe(&part);
@@ -305,7 +305,7 @@ static void test_resume(void **state) {
         for (uint32_t e = heard_before; e < part.count; e++)
             assert_same_metrics(&part.metrics[e], &whole.metrics[e]);
     }
-    assert_true(stops > (SANITIZED ? 4 : 20));
+    assert_true(stops > (sanitized() ? 4 : 20));
     free(expected);
 }
 

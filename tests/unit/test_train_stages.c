@@ -228,7 +228,7 @@ static void test_resume(void **state) {
         struct heard whole = {0}, part;
         size_t bytes, again;
         char *expected = train(&cases[c], 1, 16 << 20, &whole, &bytes);
-        uint32_t step = whole.asked / (SANITIZED ? 2 : 6) + 1;
+        uint32_t step = whole.asked / (sanitized() ? 2 : 6) + 1;
         for (uint32_t at = step / 2 + 1; at <= whole.asked; at += step) {
             struct error error = {0};
             struct train_run run;
