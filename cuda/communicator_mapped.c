@@ -15,7 +15,7 @@ _Static_assert(sizeof(struct exchange_columns) / sizeof(uint32_t) == BACKEND_RAN
 
 struct mapped_rank {
     _Alignas(64) struct cuda_backend *cuda; /* each in a line of the caches of its own */
-    uint32_t epoch;                         /* of its last exchange */
+    uint32_t *done;                         /* exchanges so far: its device counts */
     float *slots;                           /* [SETS][ranks][EXCHANGE_FLOATS] as its device sees it */
     uint32_t *control;                      /* flags [ranks][EXCHANGE_LINE], then stop: the same */
 };
@@ -35,17 +35,17 @@ static _Atomic uint32_t *stop_of(struct mapped_communicator *c) {
     return (_Atomic uint32_t *)(c->control + c->base.ranks * EXCHANGE_LINE);
 }
 
-/* The rank's next exchange. */
+/* An exchange of the rank: its device knows which. */
 static struct exchange begin(struct mapped_communicator *c, uint32_t rank) {
     struct mapped_rank *own = &c->ranks[rank];
-    uint32_t ranks = c->base.ranks, set = ++own->epoch % EXCHANGE_SETS;
+    uint32_t ranks = c->base.ranks;
     return (struct exchange){
-        .slots = own->slots + (size_t)set * ranks * EXCHANGE_FLOATS,
+        .slots = own->slots,
         .flags = own->control,
         .stop = own->control + ranks * EXCHANGE_LINE,
         .ranks = ranks,
         .rank = rank,
-        .epoch = own->epoch,
+        .done = own->done,
         .patience = (uint64_t)(c->base.patience * 1e9),
     };
 }
@@ -125,6 +125,8 @@ static void mapped_stop(struct communicator *communicator) {
 
 static void mapped_free(struct communicator *communicator) {
     struct mapped_communicator *c = mapped(communicator);
+    for (uint32_t rank = 0; rank < communicator->ranks; rank++)
+        cudaFree(c->ranks[rank].done);
     cudaFreeHost(c->slots);
     cudaFreeHost(c->control);
     communicator_destroy(communicator);
@@ -148,6 +150,10 @@ static cudaError_t open_rank(struct mapped_communicator *c, uint32_t rank, struc
         result = cudaHostGetDevicePointer((void **)&own->slots, c->slots, 0);
     if (result == cudaSuccess)
         result = cudaHostGetDevicePointer((void **)&own->control, c->control, 0);
+    if (result == cudaSuccess)
+        result = cudaMalloc((void **)&own->done, sizeof *own->done);
+    if (result == cudaSuccess)
+        result = cudaMemsetAsync(own->done, 0, sizeof *own->done, cuda->stream);
     return result;
 }
 

@@ -3,7 +3,8 @@
  * Ranks that exchange by NCCL, one communicator a device (NVIDIA, "NCCL User Guide": "Using multiple NCCL communicators
  * concurrently", "Fault tolerance"). NCCL waits for other ranks in kernels, which nothing but an abort of the
  * communicator ends: whoever hears of a failure first aborts all of them, but for those that a thread is calling just
- * now, which that thread aborts itself.
+ * now, which that thread aborts itself. An abort ends the kernels at once, but comes back only when no graph is left
+ * that has some of them; graphs are destroyed when the backends are closed. So it has a thread of its own.
  */
 #include "cuda/ranks.h"
 
@@ -20,6 +21,8 @@ enum { FIRST_FLOATS = 1 << 16 /* of the exchange by which connections are made *
 struct nccl_rank {
     _Alignas(64) pthread_mutex_t lock; /* of its communicator: calls and the abort */
     ncclComm_t communicator;           /* NULL: aborted */
+    pthread_t aborter;                 /* that aborts it */
+    bool aborting;
     struct cuda_backend *cuda;
     struct cuda_scratch gathered; /* [ranks][rows][columns of the widest] */
 };
@@ -46,11 +49,33 @@ static int fail(struct nccl_communicator *c, uint32_t rank, ncclResult_t result,
     return ERROR_DEVICE;
 }
 
+struct abort_job {
+    const struct nccl_library *library;
+    ncclComm_t communicator;
+};
+
+static void *abort_main(void *argument) {
+    struct abort_job *job = argument;
+    job->library->abort(job->communicator);
+    free(job);
+    return NULL;
+}
+
 /* With the rank's lock held. */
 static void abort_locked(struct nccl_communicator *c, uint32_t rank) {
-    if (c->ranks[rank].communicator != NULL)
-        c->library->abort(c->ranks[rank].communicator);
-    c->ranks[rank].communicator = NULL;
+    struct nccl_rank *own = &c->ranks[rank];
+    if (own->communicator == NULL)
+        return;
+    struct abort_job *job = malloc(sizeof *job);
+    if (job != NULL) {
+        *job = (struct abort_job){c->library, own->communicator};
+        own->aborting = pthread_create(&own->aborter, NULL, abort_main, job) == 0;
+    }
+    if (!own->aborting) { /* at the worst it waits for graphs */
+        free(job);
+        c->library->abort(own->communicator);
+    }
+    own->communicator = NULL;
 }
 
 static void nccl_stop(struct communicator *communicator) {
@@ -165,6 +190,8 @@ static void nccl_free(struct communicator *communicator) {
     for (uint32_t rank = 0; rank < communicator->ranks; rank++) {
         struct nccl_rank *own = &c->ranks[rank];
         cuda_scratch_free(&own->gathered);
+        if (own->aborting)
+            pthread_join(own->aborter, NULL);
         if (own->communicator != NULL)
             c->library->destroy(own->communicator);
         pthread_mutex_destroy(&own->lock);

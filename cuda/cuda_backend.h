@@ -194,7 +194,8 @@ void cuda_window_preference(struct backend *, const struct kv_pool *, const stru
 void cuda_attend_free(struct cuda_backend *cuda); /* cuda->attend; may be NULL */
 
 /* step.c */
-bool cuda_step_begin(struct backend *, const struct kv_step *step, uint32_t *rows);
+enum step_way cuda_step_begin(struct backend *, const struct kv_step *step, uint32_t *rows);
+bool cuda_step_start(struct backend *, enum step_way way);
 bool cuda_step_end(struct backend *);
 void cuda_step_free(struct cuda_backend *cuda); /* cuda->step; may be NULL */
 

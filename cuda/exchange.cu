@@ -12,6 +12,20 @@ struct exchange_space {
     uint32_t met;
 };
 
+/* An exchange that is under way. */
+struct exchange_now {
+    struct exchange exchange;
+    float *slots; /* [ranks][EXCHANGE_FLOATS] of its set */
+    uint32_t epoch;
+};
+
+/* The rank's next exchange, or from its meeting on the one that has met. */
+static __device__ __forceinline__ struct exchange_now find_now(const struct exchange &exchange, bool met) {
+    struct exchange_now now = {exchange, NULL, *exchange.done + (met ? 0 : 1)};
+    now.slots = exchange.slots + (size_t)(now.epoch % EXCHANGE_SETS) * exchange.ranks * EXCHANGE_FLOATS;
+    return now;
+}
+
 /* Numbers that another device has just written: not from a cache. */
 static __device__ __forceinline__ float4 load_fresh(const float4 *from) {
 #ifdef __CUDACC__
@@ -25,8 +39,8 @@ static __device__ __forceinline__ float load_fresh(const float *from) {
     return *(const volatile float *)from;
 }
 
-static __device__ __forceinline__ float *slot_of(const struct exchange &exchange, uint32_t rank) {
-    return exchange.slots + (size_t)rank * EXCHANGE_FLOATS;
+static __device__ __forceinline__ float *slot_of(const struct exchange_now &now, uint32_t rank) {
+    return now.slots + (size_t)rank * EXCHANGE_FLOATS;
 }
 
 static __device__ __forceinline__ bool is_stopped(const struct exchange &exchange) {
@@ -37,10 +51,10 @@ static __device__ __forceinline__ bool is_stopped(const struct exchange &exchang
 
 /* Until the rank has come. A process that was stopped meanwhile has not waited: a step of the clock counts a
  * millisecond at most. */
-static __device__ bool await_rank(const struct exchange &exchange, uint32_t rank) {
+static __device__ bool await_rank(const struct exchange &exchange, uint32_t rank, uint32_t epoch) {
     const volatile uint32_t *flag = exchange.flags + rank * EXCHANGE_LINE;
     uint64_t last = device_nanoseconds(), waited = 0;
-    while ((int32_t)(*flag - exchange.epoch) < 0) {
+    while ((int32_t)(*flag - epoch) < 0) {
         if (is_stopped(exchange))
             return false;
         device_pause();
@@ -57,15 +71,17 @@ static __device__ bool await_rank(const struct exchange &exchange, uint32_t rank
 
 /* All threads of one block; what they, and launches before, have written is there for whoever sees the flag. False: a
  * rank did not come. */
-static __device__ bool meet(const struct exchange &exchange, struct exchange_space *space) {
+static __device__ bool meet(const struct exchange_now &now, struct exchange_space *space) {
+    const struct exchange &exchange = now.exchange;
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
         bool met = !is_stopped(exchange);
-        *(volatile uint32_t *)(exchange.flags + exchange.rank * EXCHANGE_LINE) = exchange.epoch;
+        *(volatile uint32_t *)(exchange.flags + exchange.rank * EXCHANGE_LINE) = now.epoch;
         for (uint32_t rank = 0; rank < exchange.ranks && met; rank++)
-            met = await_rank(exchange, rank);
+            met = await_rank(exchange, rank, now.epoch);
         __threadfence_system();
+        *exchange.done = now.epoch;
         space->met = met;
     }
     __syncthreads();
@@ -74,7 +90,7 @@ static __device__ bool meet(const struct exchange &exchange, struct exchange_spa
 
 static __global__ void __launch_bounds__(32) exchange_meet(const struct exchange exchange) {
     KERNEL_SHARED(struct exchange_space, space);
-    meet(exchange, space);
+    meet(find_now(exchange, false), space);
 }
 
 /* ---- sums ---- */
@@ -82,19 +98,19 @@ static __global__ void __launch_bounds__(32) exchange_meet(const struct exchange
 /* What a rank brings to place i of a row: the own part does not come through the host. */
 template <typename number>
 static __device__ __forceinline__ number load_part(
-    const struct exchange &exchange, uint32_t rank, size_t offset, const number *own, uint32_t i) {
-    return rank == exchange.rank ? own[i] : load_fresh((const number *)(slot_of(exchange, rank) + offset) + i);
+    const struct exchange_now &now, uint32_t rank, size_t offset, const number *own, uint32_t i) {
+    return rank == now.exchange.rank ? own[i] : load_fresh((const number *)(slot_of(now, rank) + offset) + i);
 }
 
 /* The row at `offset` of the slots, by one block. */
-static __device__ void add_row(const struct exchange &exchange, size_t offset, uint32_t width, float *x,
+static __device__ void add_row(const struct exchange_now &now, size_t offset, uint32_t width, float *x,
     const float *weight, float epsilon, float *normed, float *sums) {
     float squares = 0;
     if (!vector_by_fours(width)) {
         for (uint32_t i = threadIdx.x; i < width; i += THREADS) {
-            float sum = load_part(exchange, 0, offset, x, i);
-            for (uint32_t rank = 1; rank < exchange.ranks; rank++)
-                sum += load_part(exchange, rank, offset, x, i);
+            float sum = load_part(now, 0, offset, x, i);
+            for (uint32_t rank = 1; rank < now.exchange.ranks; rank++)
+                sum += load_part(now, rank, offset, x, i);
             x[i] = sum;
             squares = fmaf(sum, sum, squares);
         }
@@ -106,9 +122,9 @@ static __device__ void add_row(const struct exchange &exchange, size_t offset, u
         return;
     }
     for (uint32_t i = threadIdx.x; i < width / 4; i += THREADS) {
-        float4 sum = load_part(exchange, 0, offset, (const float4 *)x, i);
-        for (uint32_t rank = 1; rank < exchange.ranks; rank++) {
-            float4 more = load_part(exchange, rank, offset, (const float4 *)x, i);
+        float4 sum = load_part(now, 0, offset, (const float4 *)x, i);
+        for (uint32_t rank = 1; rank < now.exchange.ranks; rank++) {
+            float4 more = load_part(now, rank, offset, (const float4 *)x, i);
             sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
         }
         ((float4 *)x)[i] = sum;
@@ -122,8 +138,8 @@ static __device__ void add_row(const struct exchange &exchange, size_t offset, u
 }
 
 /* Copies part of [count], by all blocks. */
-static __device__ __forceinline__ void publish(const struct exchange &exchange, const float *from, size_t count) {
-    float *to = slot_of(exchange, exchange.rank);
+static __device__ __forceinline__ void publish(const struct exchange_now &now, const float *from, size_t count) {
+    float *to = slot_of(now, now.exchange.rank);
     size_t first = (size_t)blockIdx.x * THREADS + threadIdx.x, step = (size_t)gridDim.x * THREADS;
     for (size_t i = first; i < count / 4; i += step)
         ((float4 *)to)[i] = ((const float4 *)from)[i];
@@ -135,20 +151,20 @@ static __device__ __forceinline__ void publish(const struct exchange &exchange, 
 static __global__ void __launch_bounds__(THREADS) exchange_sum_alone(const struct exchange exchange, float *x,
     uint32_t rows, uint32_t width, const float *weight, float epsilon, float *normed) {
     KERNEL_SHARED(struct exchange_space, space);
-    publish(exchange, x, (size_t)rows * width);
-    if (!meet(exchange, space))
+    const struct exchange_now now = find_now(exchange, false);
+    publish(now, x, (size_t)rows * width);
+    if (!meet(now, space))
         return;
     for (uint32_t row = 0; row < rows; row++) {
         size_t offset = (size_t)row * width;
-        add_row(
-            exchange, offset, width, x + offset, weight, epsilon, weight != NULL ? normed + offset : NULL, space->sums);
+        add_row(now, offset, width, x + offset, weight, epsilon, weight != NULL ? normed + offset : NULL, space->sums);
         __syncthreads(); /* before the next row's sums */
     }
 }
 
 static __global__ void __launch_bounds__(THREADS)
     exchange_publish(const struct exchange exchange, const float *from, size_t count) {
-    publish(exchange, from, count);
+    publish(find_now(exchange, false), from, count);
 }
 
 static __global__ void __launch_bounds__(THREADS) exchange_sum_rows(
@@ -157,7 +173,8 @@ static __global__ void __launch_bounds__(THREADS) exchange_sum_rows(
     size_t offset = (size_t)blockIdx.x * width;
     if (is_stopped(exchange))
         return;
-    add_row(exchange, offset, width, x + offset, weight, epsilon, weight != NULL ? normed + offset : NULL, space->sums);
+    add_row(find_now(exchange, true), offset, width, x + offset, weight, epsilon,
+        weight != NULL ? normed + offset : NULL, space->sums);
 }
 
 static uint32_t blocks_for(size_t numbers) {
@@ -194,7 +211,7 @@ static __global__ void __launch_bounds__(THREADS) exchange_collect(
         return;
     size_t at = (size_t)blockIdx.y * width + i;
     out[(size_t)blockIdx.y * columns.first[exchange.ranks] + first + i] =
-        rank == exchange.rank ? own[at] : load_fresh(slot_of(exchange, rank) + at);
+        rank == exchange.rank ? own[at] : load_fresh(slot_of(find_now(exchange, true), rank) + at);
 }
 
 extern "C" void launch_exchange_gather(const struct exchange *exchange, const float *part, uint32_t rows,

@@ -28,11 +28,12 @@ enum exchange_stop { EXCHANGE_GOES_ON, EXCHANGE_STOPPED /* by the host */, EXCHA
 
 /* One exchange as a rank sees it. Device addresses of host memory. */
 struct exchange {
-    float *slots;    /* [ranks][EXCHANGE_FLOATS], of the set of this exchange */
+    float *slots;    /* [EXCHANGE_SETS][ranks][EXCHANGE_FLOATS] */
     uint32_t *flags; /* [ranks][EXCHANGE_LINE] epochs that ranks have come to */
     uint32_t *stop;  /* enum exchange_stop */
     uint32_t ranks, rank;
-    uint32_t epoch;
+    uint32_t
+        *done; /* exchanges of this rank so far, in its device's own memory: a launch that was captured counts on */
     uint64_t patience; /* nanoseconds */
 };
 

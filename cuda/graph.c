@@ -38,9 +38,8 @@ struct graph *graph_find(struct cuda_backend *cuda, struct graphs *graphs, const
 
 bool graph_capture_begin(struct cuda_backend *cuda, struct graph *graph) {
     graph_clear(cuda, graph);
-    if (cuda->failed != cudaSuccess)
-        return false;
-    cuda->capturing = cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    cuda->capturing = cuda->failed == cudaSuccess &&
+                      cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
     cuda->capture_broken = false;
     if (!cuda->capturing) {
         cudaGetLastError(); /* steps can do without */

@@ -47,6 +47,7 @@ const struct backend_operations cuda_operations = {
 
     /* step.c, tables.c */
     .step_begin = cuda_step_begin,
+    .step_start = cuda_step_start,
     .step_end = cuda_step_end,
     .write_tables = cuda_write_tables,
 

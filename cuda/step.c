@@ -44,7 +44,8 @@ struct step_state {
     struct kv_step step;
     struct cuda_batch batch; /* of layer 0, without a layer's offsets */
     struct step_layout layout;
-    struct graph *graph; /* that is being captured; NULL: none */
+    struct graph *graph; /* of its key; NULL: none */
+    bool capturing;
 };
 
 void cuda_step_free(struct cuda_backend *cuda) {
@@ -106,6 +107,7 @@ static bool bound_step(struct cuda_backend *cuda, struct step_state *state, bool
     *batch = (struct cuda_batch){.pool = *step->pool, .items_count = step->items_count};
     cuda_batch_bound(
         step->items, step->items_count, step->views, views_count(state, step->items_count), step->statistics, batch);
+    batch->slots_most = step->slots_most > batch->slots_most ? step->slots_most : batch->slots_most;
     if (rounds) {
         batch->rows_count = batch->items_count = padded_rows(step->rows, step->rows_room);
         batch->slots_most = rounded_slots(batch->slots_most);
@@ -328,31 +330,39 @@ static bool prepare(struct cuda_backend *cuda, struct step_state *state, bool ro
     return true;
 }
 
-bool cuda_step_begin(struct backend *backend, const struct kv_step *step, uint32_t *rows) {
+enum step_way cuda_step_begin(struct backend *backend, const struct kv_step *step, uint32_t *rows) {
     struct cuda_backend *cuda = cuda_backend(backend);
     struct step_state *state = state_get(cuda);
     *rows = step->rows;
     if (state == NULL || step->rows == 0)
-        return false;
+        return STEP_CALLS;
     bool repeats = step->repeats && step->scored == NULL && state->graphs_on;
     state->step = *step;
     state->graph = NULL;
+    state->capturing = false;
     state->active = prepare(cuda, state, repeats);
     if (!state->active)
-        return false;
+        return STEP_CALLS;
     *rows = state->batch.rows_count;
     if (!repeats)
-        return false;
-    struct graph *graph = find_graph(cuda, state);
-    bool met = graph->uses++ > 0;
-    if (graph_is_current(cuda, graph)) {
-        graph_run(cuda, graph);
-        state->active = false;
+        return STEP_CALLS;
+    state->graph = find_graph(cuda, state);
+    bool met = state->graph->uses++ > 0;
+    if (graph_is_current(cuda, state->graph))
+        return STEP_REPLAY;
+    return met && !state->graph->refused ? STEP_CAPTURE : STEP_CALLS;
+}
+
+bool cuda_step_start(struct backend *backend, enum step_way way) {
+    struct cuda_backend *cuda = cuda_backend(backend);
+    struct step_state *state = cuda->step;
+    if (state == NULL || state->graph == NULL || way == STEP_CALLS)
         return true;
-    }
-    if (met && !graph->refused && graph_capture_begin(cuda, graph))
-        state->graph = graph;
-    return false;
+    if (way == STEP_CAPTURE)
+        return state->capturing = graph_capture_begin(cuda, state->graph);
+    state->active = false;
+    graph_run(cuda, state->graph);
+    return true;
 }
 
 bool cuda_step_end(struct backend *backend) {
@@ -360,15 +370,10 @@ bool cuda_step_end(struct backend *backend) {
     struct step_state *state = cuda->step;
     if (state == NULL)
         return true;
-    struct graph *graph = state->graph;
+    bool captured = state->capturing;
     state->active = false;
-    state->graph = NULL;
-    if (graph == NULL)
-        return true;
-    if (!graph_capture_end(cuda, graph))
-        return cuda->failed != cudaSuccess;
-    graph_run(cuda, graph);
-    return true;
+    state->capturing = false;
+    return !captured || graph_capture_end(cuda, state->graph);
 }
 
 /* ---- parts of the step under way ---- */

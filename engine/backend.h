@@ -97,6 +97,7 @@ struct kv_table_write {
     uint32_t *to;         /* device [count] */
     const uint32_t *from; /* host [count] */
     uint32_t count;
+    uint32_t rank; /* that `to` lies on */
 };
 
 /* Numbers of a summary slot: key, value, logit, W, E. */
@@ -245,6 +246,14 @@ struct kv_step {
     /* Each item has one row, in order, and which operations follow, with which device memory, is the same in all such
      * steps of the owner. Results of rows from `rows` on are nobody's. */
     bool repeats;
+    uint32_t slots_most; /* no view of any rank has more slots; 0: the views say it */
+};
+
+/* How a step is done, in ascending order of what it spares. */
+enum step_way {
+    STEP_CALLS,   /* operation by operation */
+    STEP_CAPTURE, /* the same, but nothing is computed: what was called is kept, and done when the step has ended */
+    STEP_REPLAY,  /* what was kept of a step of the same shape is done again: nothing needs to be called */
 };
 
 /* A head at a prune: its slots and what is known of them. */
@@ -381,12 +390,14 @@ struct backend_operations {
     void (*weight_free)(struct backend *, struct backend_weight *);
     size_t (*weight_bytes)(const struct backend_weight *); /* what the kernels read of it per pass */
 
-    /* A step; both NULL: the backend needs none. step_begin takes all of a batch to the device, and says how many rows
-     * the operations that follow must be called with (*rows, from step->rows to step->rows_room). True: they must not
-     * be called, nor step_end: the backend has done again what it did in a step of the same shape. step_end false:
-     * nothing of it was computed; all of it, step_begin included, has to be called again. Between the two, operations
-     * with parts of the step only, none that allocates or waits. */
-    bool (*step_begin)(struct backend *, const struct kv_step *step, uint32_t *rows);
+    /* A step; all NULL: the backend needs none. step_begin takes all of a batch to the device, and says how many rows
+     * the operations that follow must be called with (*rows, from step->rows to step->rows_room), and the best way in
+     * which it can be done. step_start chooses that way or a lesser one: ranks have to do a step in the same way. After
+     * STEP_REPLAY the step is over. Otherwise operations follow, with parts of the step only, none that allocates or
+     * waits; then step_end; then, after STEP_CAPTURE, step_start(STEP_REPLAY). When step_start or step_end is false,
+     * nothing was computed, and all of it, step_begin included, has to be called again. */
+    enum step_way (*step_begin)(struct backend *, const struct kv_step *step, uint32_t *rows);
+    bool (*step_start)(struct backend *, enum step_way way);
     bool (*step_end)(struct backend *);
 
     /* out [R, D] = rows of weight by token id; zeros for an id that is none of its rows: another rank has it. */

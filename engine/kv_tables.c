@@ -89,6 +89,7 @@ void kv_sequence_gather_tables(struct kv_sequence *sequence) {
                 .to = device_table(sequence, i) + first,
                 .from = head->pages + first,
                 .count = end - first,
+                .rank = head->rank,
             };
         }
         head->changed_first = head->changed_end = 0;

@@ -526,6 +526,20 @@ static bool repeats(const struct transformer *t, const struct transformer_batch 
     return true;
 }
 
+/* False: nothing was computed. */
+static bool compute_step(struct transformer *t, const struct transformer_batch *batch, const struct kv_step *step) {
+    uint32_t rows = batch->rows;
+    enum step_way way = operations(t)->step_begin(t->backend, step, &rows);
+    if (!operations(t)->step_start(t->backend, way))
+        return false;
+    if (way == STEP_REPLAY)
+        return true;
+    compute(t, batch, rows);
+    if (!operations(t)->step_end(t->backend))
+        return false;
+    return way == STEP_CALLS || operations(t)->step_start(t->backend, STEP_REPLAY);
+}
+
 void transformer_forward(struct transformer *t, const struct transformer_batch *batch) {
     const struct rope_params rope = transformer_rope(t, 0);
     const struct kv_step step = {
@@ -546,13 +560,11 @@ void transformer_forward(struct transformer *t, const struct transformer_batch *
         .rope = &rope,
         .repeats = repeats(t, batch),
     };
-    uint32_t rows = batch->rows;
-    bool steps = operations(t)->step_begin != NULL, done;
-    do {
-        done = steps && operations(t)->step_begin(t->backend, &step, &rows);
-        if (!done)
-            compute(t, batch, rows);
-    } while (!done && steps && !operations(t)->step_end(t->backend));
+    if (operations(t)->step_begin == NULL)
+        compute(t, batch, batch->rows);
+    else
+        while (!compute_step(t, batch, &step))
+            ; /* not in the way that was tried: next time in a lesser one */
     t->profile.steps++;
 }
 

@@ -63,6 +63,12 @@ static void cut_batch(const struct batch_call *call, uint32_t rank, struct rank_
     uint32_t all = batch->pool->layout.kv_heads, own = all / call->p->ranks_count;
     struct kv_statistics *statistics = call->p->ranks[rank].batch.memory;
     struct kv_head_view *views = (struct kv_head_view *)(statistics + (size_t)batch->items_count * own);
+    if (parallel_step_batch(call->p, batch, rank, &part->batch)) {
+        part->moments = (struct query_moments *)call->p->ranks[rank].step.moments;
+        if (part->moments != NULL)
+            part->moments += (size_t)batch->layer * batch->items_count;
+        return;
+    }
     part->pool = parallel_pool(call->p, batch->pool, rank);
     part->batch = *batch;
     part->batch.pool = &part->pool;

@@ -7,7 +7,8 @@
  *   attention.c  operations on a batch, cut by heads
  *   pages.c      operations on pages and statistics of some heads
  *   score.c      scores of slots
- *   select.c     selection by the host
+ *   select.c     selection, on each rank or by the host
+ *   step.c       all layers of a batch at once
  */
 #ifndef PARALLEL_INTERNAL_H
 #define PARALLEL_INTERNAL_H
@@ -35,12 +36,16 @@ struct rank {
     size_t logits_bytes;
     float *scores; /* device: of heads that have no place for theirs */
     size_t scores_count;
+    struct kv_step step; /* the rank's part of the step under way, in step_space */
+    struct kv_pool step_pool;
+    struct host_space step_space;
 };
 
 enum { PARALLEL_LOGITS_ROWS = 32 };
 
 struct parallel {
     struct backend base; /* first */
+    struct backend_operations operations;
     struct backend *inner[BACKEND_RANKS_MAX];
     struct rank ranks[BACKEND_RANKS_MAX];
     uint32_t ranks_count;
@@ -49,7 +54,10 @@ struct parallel {
     struct communicator_sum pending; /* of rank 0's addresses, that the next operation takes; x NULL: none */
     struct rank_memory *memory;      /* [memory_count] by rank 0's address */
     uint32_t memory_count, memory_capacity;
-    struct host_space select; /* bits, of the last selection */
+    struct host_space select;                     /* bits, of the last selection */
+    uint32_t first_tokens[BACKEND_RANKS_MAX + 1]; /* of the ranks' parts of the vocabulary */
+    bool stepping;                                /* from step_begin on */
+    struct kv_step step;                          /* under way, as the caller has it */
     struct select_scratch select_scratch;
     char description[512];
 };
@@ -66,6 +74,10 @@ void parallel_run(struct parallel *p, crew_work work, void *context);
  * nothing where the other does. */
 void parallel_sum_on_rank(struct parallel *p, uint32_t rank, float *x, uint32_t rows, uint32_t width);
 void parallel_sum_later(struct parallel *p, float *x, uint32_t rows, uint32_t width);
+/* The rank's numbers of tokens [rows]: no row of its part where another rank has the token. */
+void parallel_own_tokens(const struct parallel *p, uint32_t rank, const int32_t *tokens, uint32_t rows, int32_t *own);
+/* The rank's part of a batch of the step under way; false: it is none. */
+bool parallel_step_batch(const struct parallel *p, const struct kv_batch *batch, uint32_t rank, struct kv_batch *part);
 void parallel_fail(struct parallel *p, int code, const char *what);
 
 void *parallel_address(struct backend *backend, const void *memory, uint32_t rank);
@@ -86,6 +98,10 @@ size_t parallel_weight_bytes(const struct backend_weight *);
 void parallel_embed(struct backend *, const struct backend_weight *, const int32_t *tokens, uint32_t rows, float *out);
 void parallel_linear(struct backend *, const struct backend_weight *const *weights, uint32_t weights_count,
     const float *x, uint32_t rows, bool add, float *out);
+
+enum step_way parallel_step_begin(struct backend *, const struct kv_step *step, uint32_t *rows);
+bool parallel_step_start(struct backend *, enum step_way way);
+bool parallel_step_end(struct backend *);
 
 void parallel_rope_and_append(
     struct backend *, const struct kv_batch *, const struct rope_params *, uint32_t heads, float *qkv);
@@ -116,6 +132,7 @@ void parallel_clear_slots(
     struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t first, uint32_t end);
 void parallel_move_statistics(
     struct backend *, const struct statistics_move *moves, uint32_t count, uint32_t group, uint32_t head_dim);
+void parallel_write_tables(struct backend *, const struct kv_table_write *writes, uint32_t count);
 void parallel_poison_pages(struct backend *, const struct kv_pool *, const uint32_t *pages, uint32_t count);
 
 #endif

@@ -95,6 +95,7 @@ struct lists_call {
     const struct kv_pool *pool;
     const struct summary_update *updates;
     const struct statistics_move *moves;
+    const struct kv_table_write *writes;
     uint32_t count, group, head_dim;
 };
 
@@ -113,7 +114,7 @@ static void summarise_on_rank(void *context, uint32_t rank) {
 static bool reserve(struct parallel *p, size_t bytes) {
     for (uint32_t rank = 0; rank < p->ranks_count; rank++)
         if (parallel_reserve(&p->ranks[rank].batch, bytes) == NULL) {
-            parallel_fail(p, ERROR_MEMORY, "no memory for the lists of a prune");
+            parallel_fail(p, ERROR_MEMORY, "no memory for lists by head");
             return false;
         }
     return true;
@@ -124,6 +125,24 @@ void parallel_summarise(
     struct lists_call call = {.p = parallel_of(backend), .pool = pool, .updates = updates, .count = count};
     if (reserve(call.p, count * sizeof *updates))
         parallel_run(call.p, summarise_on_rank, &call);
+}
+
+static void write_on_rank(void *context, uint32_t rank) {
+    const struct lists_call *call = context;
+    struct backend *on = call->p->inner[rank];
+    struct kv_table_write *own = call->p->ranks[rank].batch.memory;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < call->count; i++)
+        if (call->writes[i].rank == rank)
+            own[count++] = call->writes[i];
+    if (count > 0)
+        on->operations->write_tables(on, own, count);
+}
+
+void parallel_write_tables(struct backend *backend, const struct kv_table_write *writes, uint32_t count) {
+    struct lists_call call = {.p = parallel_of(backend), .writes = writes, .count = count};
+    if (reserve(call.p, count * sizeof *writes))
+        parallel_run(call.p, write_on_rank, &call);
 }
 
 static void move_on_rank(void *context, uint32_t rank) {

@@ -81,6 +81,7 @@ static void close_backend(struct backend *backend) {
         of->backend->operations->release(of->backend, of->scores);
         free(of->batch.memory);
         free(of->score.memory);
+        free(of->step_space.memory);
     }
     crew_free(p->crew);
     close_ranks(p->inner, p->ranks_count);
@@ -298,6 +299,10 @@ static const struct backend_operations operations = {
     .rms_norm = rms_norm,
     .linear = parallel_linear,
     .rope_and_append = parallel_rope_and_append,
+    .step_begin = parallel_step_begin,
+    .step_start = parallel_step_start,
+    .step_end = parallel_step_end,
+    .write_tables = parallel_write_tables,
     .attend = parallel_attend,
     .query_moments = parallel_query_moments,
     .score = parallel_score,
@@ -318,6 +323,17 @@ static const struct backend_operations operations = {
     .poison_pages = parallel_poison_pages,
 };
 
+/* What is done by ranks that all have it. */
+static void leave_out(struct parallel *p) {
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++) {
+        const struct backend_operations *own = p->inner[rank]->operations;
+        if (own->step_begin == NULL)
+            p->operations.step_begin = NULL;
+        if (own->write_tables == NULL)
+            p->operations.write_tables = NULL;
+    }
+}
+
 struct backend *parallel_backend_open(
     struct backend *const *inner, uint32_t ranks, struct communicator *communicator, struct error *error) {
     struct parallel *p = calloc(1, sizeof *p);
@@ -329,12 +345,14 @@ struct backend *parallel_backend_open(
     crew = crew_create(ranks, error);
     if (crew == NULL)
         goto fail;
-    p->base = (struct backend){.operations = &operations, .ranks = ranks, .inner = p->inner};
+    p->operations = operations;
+    p->base = (struct backend){.operations = &p->operations, .ranks = ranks, .inner = p->inner};
     p->ranks_count = ranks;
     p->communicator = communicator;
     p->crew = crew;
     for (uint32_t rank = 0; rank < ranks; rank++)
         p->inner[rank] = p->ranks[rank].backend = inner[rank];
+    leave_out(p);
     p->base.by_name = inner[ranks - 1]->by_name;
     snprintf(p->description, sizeof p->description, "%u ranks of %s, sums by %s", ranks,
         inner[0]->operations->describe(inner[0]), communicator->operations->name);

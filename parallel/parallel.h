@@ -9,7 +9,9 @@
  *                                              the new x on each of them
  *   embed                                      who has the token's row writes it, the others zeros; then the sum
  *   logits                                     each rank those of its tokens, gathered on rank 0, which samples
- *   selection over a layer or the model        scores come to the host, and policy/select.h decides
+ *   selection                                  heads that do not compete: each rank; over a layer or the model scores
+ *                                              come to the host, and policy/select.h decides
+ *   a decode step that was met before          a graph of each rank, if all of them have it
  *   a mean over a layer's heads (tova)         the same between two calls of the ranks' score
  *
  * Sums are taken in the order of ranks: results do not depend on the batch, and differ from one rank's by rounding.

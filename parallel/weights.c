@@ -5,6 +5,7 @@
 #include "parallel/internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct backend_weight {
     enum weight_role role;
@@ -93,6 +94,8 @@ struct backend_weight *parallel_weight_split(
     call.weight->ranks = p->ranks_count;
     for (uint32_t rank = 0; rank <= p->ranks_count; rank++)
         call.weight->first[rank] = (uint32_t)((uint64_t)tensor->rows * rank / p->ranks_count);
+    if (role == WEIGHT_VOCABULARY)
+        memcpy(p->first_tokens, call.weight->first, sizeof p->first_tokens);
     for (uint32_t rank = 0; rank < p->ranks_count; rank++)
         call.weight->inner[rank] = p->inner[rank]->operations;
     int code = role == WEIGHT_VOCABULARY ? reserve_logits(p, call.weight, error) : 0;
@@ -133,20 +136,21 @@ struct tensor parallel_output(const struct parallel *p, const struct tensor *out
 struct embed_call {
     struct backend *backend;
     const struct backend_weight *weight;
-    const int32_t *tokens;
-    int32_t *own[BACKEND_RANKS_MAX]; /* tokens by the rows of each part */
+    const int32_t *own[BACKEND_RANKS_MAX]; /* tokens by the rows of each part */
     uint32_t rows;
     float *out;
 };
+
+void parallel_own_tokens(const struct parallel *p, uint32_t rank, const int32_t *tokens, uint32_t rows, int32_t *own) {
+    for (uint32_t row = 0; row < rows; row++)
+        own[row] = (int32_t)((uint32_t)tokens[row] - p->first_tokens[rank]);
+}
 
 static void embed_on_rank(void *context, uint32_t rank) {
     const struct embed_call *call = context;
     struct parallel *p = parallel_of(call->backend);
     struct backend *on = p->inner[rank];
     float *out = parallel_address(call->backend, call->out, rank);
-    uint32_t first = call->weight->first[rank];
-    for (uint32_t row = 0; row < call->rows; row++)
-        call->own[rank][row] = (int32_t)((uint32_t)call->tokens[row] - first); /* no row of other ranks' parts */
     on->operations->embed(on, call->weight->parts[rank], call->own[rank], call->rows, out);
     parallel_sum_on_rank(p, rank, out, call->rows, call->weight->columns);
 }
@@ -154,13 +158,19 @@ static void embed_on_rank(void *context, uint32_t rank) {
 void parallel_embed(
     struct backend *backend, const struct backend_weight *weight, const int32_t *tokens, uint32_t rows, float *out) {
     struct parallel *p = parallel_of(backend);
-    struct embed_call call = {.backend = backend, .weight = weight, .tokens = tokens, .rows = rows, .out = out};
+    struct embed_call call = {.backend = backend, .weight = weight, .rows = rows, .out = out};
     for (uint32_t rank = 0; rank < p->ranks_count; rank++) {
-        call.own[rank] = parallel_reserve(&p->ranks[rank].batch, rows * sizeof *tokens);
-        if (call.own[rank] == NULL) {
+        if (p->stepping && tokens == p->step.tokens) { /* sent with the step, rows that are nobody's too */
+            call.own[rank] = p->ranks[rank].step.tokens;
+            continue;
+        }
+        int32_t *own = parallel_reserve(&p->ranks[rank].batch, rows * sizeof *tokens);
+        if (own == NULL) {
             parallel_fail(p, ERROR_MEMORY, "no memory for the tokens of a batch");
             return;
         }
+        parallel_own_tokens(p, rank, tokens, rows, own);
+        call.own[rank] = own;
     }
     parallel_run(p, embed_on_rank, &call);
     parallel_sum_later(p, out, rows, weight->columns);

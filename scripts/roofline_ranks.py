@@ -4,8 +4,7 @@
 
 Computed as scripts/roofline.py does, of a rank's part of the model: half of the heads, of the feed-forward columns and of
 the vocabulary, and its sums with the other rank: one for the embedding and two a layer, of batch * 4096 float32, and a
-gather of half of the logits. A rank's steps go launch by launch (parallel/README.md): no graph, and arguments are staged
-by embed once and by rope_and_append and attend in each layer.
+gather of half of the logits. A rank's steps are graphs, as those of one device, with their sums in them.
 
     NCCL                NCCL_CALL + bytes / (LINK_SHARE * link)
     host memory         HOST_CALL + 2 * bytes / (LINK_SHARE * link)    copied out, and the other's read; with it the norm
@@ -20,13 +19,12 @@ import json
 import sys
 
 import roofline
-from roofline import BATCHES, CONTEXTS, COPY, DEVICES, GAP, KEPT, KERNELS, LINK_SHARE, MISTRAL_7B, WEIGHT_BITS
+from roofline import BATCHES, CONTEXTS, DEVICES, GAP, GRAPH_GAP, GRAPH_START, KEPT, KERNELS, LINK_SHARE, MISTRAL_7B, WEIGHT_BITS
 
 RANKS = 2
 NCCL_CALL = 38e-6  # seconds of a sum of few bytes: a report of one user
 HOST_CALL = 12e-6  # the same: 10 to 15 us in what llama.cpp reports of its path over host memory
 ALONE_ROWS = 4  # EXCHANGE_ALONE_ROWS
-STAGED_COPIES = 2  # a layer: rope_and_append, attend
 PAPER = ("F16", 4096, 0.25, 1)
 PAPER_FULL, PAPER_PRUNED = 18.0, 38.0  # tokens/s that the paper has for Mistral-7B in F16 on two RTX 4090
 
@@ -47,31 +45,23 @@ def gathered(model, batch):
     return batch * model.vocabulary * 4 // RANKS
 
 
-def sum_time(device, way, size, rows):
+def sum_time(device, way, size, rows, gap=GRAPH_GAP):
     link = LINK_SHARE * device.link
     if way == "nccl":
         return NCCL_CALL + size / link
-    return HOST_CALL + 2 * size / link + (0 if rows <= ALONE_ROWS else 2 * GAP)
+    return HOST_CALL + 2 * size / link + (0 if rows <= ALONE_ROWS else 2 * gap)
 
 
 def exchange_time(device, model, way, batch):
     count, size = sums(model, batch)
-    return count * sum_time(device, way, size, batch) + sum_time(device, way, gathered(model, batch), ALONE_ROWS + 1)
+    return count * sum_time(device, way, size, batch) + sum_time(device, way, gathered(model, batch), ALONE_ROWS + 1, GAP)
 
 
 def rank_time(device, model, way, weights, context, kept, batch):
     """Of a rank, without its exchanges. Norms that are taken with a sum are no launches."""
     own = roofline.step(part(model), weights, context, kept, batch)
-    staged = (1 + STAGED_COPIES * model.layers) * COPY
-    total = staged
-    for operation in own:
-        if operation.name == "rms_norm" and way == "host":
-            continue
-        if operation.name == "step":  # sent with the operations instead
-            total += operation.copied / (LINK_SHARE * device.link)
-            continue
-        total += roofline.expected(device, KERNELS, dataclasses.replace(operation, graph=False))
-    return total
+    return GRAPH_START + sum(roofline.expected(device, KERNELS, operation) for operation in own
+                             if operation.name != "rms_norm" or way != "host")
 
 
 def describe_step(device, model, weights, context, kept, batch):
@@ -91,7 +81,7 @@ def describe_step(device, model, weights, context, kept, batch):
 
 def describe(device, model=MISTRAL_7B):
     return {"device": device.__dict__, "ranks": RANKS,
-            "assumed": {"nccl_call_s": NCCL_CALL, "host_call_s": HOST_CALL, "copy_s": COPY, "gap_s": GAP},
+            "assumed": {"nccl_call_s": NCCL_CALL, "host_call_s": HOST_CALL, "gap_s": GAP, "graph_gap_s": GRAPH_GAP, "graph_start_s": GRAPH_START},
             "steps": [describe_step(device, model, weights, context, kept, batch) for weights in WEIGHT_BITS
                       for context in CONTEXTS for kept in KEPT for batch in BATCHES]}
 

@@ -14,6 +14,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include <cuda_runtime_api.h>
 
 #include "emulator.h"
 #include "tests/unit/pruning.h"
@@ -30,9 +33,16 @@ struct plan {
 /* How steps run. */
 enum way { GRAPHS, LAUNCHES, ON_CPU };
 
+/* Devices of the engines that are opened, and how they add up. */
+static uint32_t ranks = 1;
+static const char *all_reduce = "auto";
+
 static struct engine *open_engine(const struct model *model, enum way way, enum kv_format format, uint32_t rows) {
     setenv("DISTILLCACHE_CUDA_GRAPHS", way == GRAPHS ? "on" : "off", 1);
-    struct engine_options options = {.backend = {.cpu_features = "auto", .name = way == ON_CPU ? "cpu" : "cuda"},
+    struct engine_options options = {.backend = {.cpu_features = "auto",
+                                         .name = way == ON_CPU ? "cpu" : "cuda",
+                                         .ranks = way == ON_CPU ? 1 : ranks,
+                                         .all_reduce = all_reduce},
         .kv_format = format,
         .batch_rows = rows,
         .prefix_sharing = true};
@@ -136,7 +146,8 @@ static void compare(
     }
     assert_int_equal(without.calls.graphs, 0);
     print_message("%llu of %u steps were graphs\n", (unsigned long long)with.calls.graphs, with.steps);
-    assert_true((double)with.calls.graphs >= least * with.steps);
+    assert_true((double)with.calls.graphs >= least * ranks * with.steps);
+    assert_int_equal(with.calls.graphs % ranks, 0); /* all ranks do a step in the same way */
     play_free(&without);
     if (shape->type == TENSOR_F32 && format == KV_F32)
         compare_cpu(model, plans, count, format, &with);
@@ -229,6 +240,63 @@ static void sequences_grow(void **state) {
     shape.heads = 8;
     shape.kv_heads = 1;
     compare(&shape, plans, sizeof plans / sizeof plans[0], KV_F16, 0.35);
+}
+
+/* The same on two devices: sums are captured with the rest. Heads that compete hold different numbers of slots. */
+static void ranks_do_the_same(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"nccl", "host"};
+    static const struct plan plans[] = {
+        {NULL, 0, PROMPT, 26, false},
+        {"h2o,tokens=12,minimum=4", 0, 20, 34, true},
+        {"tova,tokens=12,minimum=4", 3, 20, 28, false},
+        {"h2o,tokens=12,minimum=4,scope=layer,floor=0.2", 5, 20, 34, false},
+        {"expected_attention,tokens=16,minimum=4,interval=4", 6, 20, 30, false},
+    };
+    emulator_set_fast(true);
+    ranks = 2;
+    for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0]; kind++) {
+        all_reduce = kinds[kind];
+        struct tiny_llama shape = small_shape(TENSOR_F32);
+        compare(&shape, plans, sizeof plans / sizeof plans[0], KV_F32, 0.3);
+    }
+    ranks = 1;
+}
+
+/* A rank that fails while graphs have its sums: steps end with the error, and the engine can be closed. */
+static void ranks_fail_with_graphs(void **state) {
+    (void)state;
+    emulator_set_fast(true);
+    alarm(240);
+    ranks = 2;
+    for (uint32_t failing = 0; failing < 4; failing++) {
+        all_reduce = failing / 2 == 0 ? "nccl" : "host";
+        struct tiny_llama shape = small_shape(TENSOR_F32);
+        struct model *model = pruning_model(&shape);
+        struct engine *engine = open_engine(model, GRAPHS, KV_F16, 64);
+        struct stream *stream = stream_create(engine, NULL, 0, PROMPT, PROMPT + 8);
+        struct error error = {0};
+        emulator_calls_reset();
+        while (stream->done < PROMPT + 4)
+            streams_step(&stream, 1, 64);
+        assert_true(emulator_calls_read().graphs > 0);
+        emulator_fail_device((int)(failing % 2), cudaErrorIllegalAddress);
+        struct batch_item item = {
+            .sequence = stream->sequence, .tokens = stream->tokens + stream->done, .count = 1, .want = WANT_LAST};
+        int code = engine_forward(engine, &item, 1, &error);
+        const struct sample_params params = {.temperature = 1, .top_p = 1, .forced = -1};
+        struct sample_result result;
+        const uint32_t row = 0;
+        if (code == 0)
+            code = engine_sample(engine, &row, &params, 1, &result, &error);
+        assert_int_equal(code, ERROR_DEVICE);
+        assert_non_null(strstr(error.message, "illegal memory access"));
+        stream_free(stream);
+        engine_close(engine);
+        model_free(model);
+        emulator_fault_clear();
+    }
+    ranks = 1;
 }
 
 /* ---- counts ---- */
@@ -345,14 +413,18 @@ static void any_batch_is_one_copy(void **state) {
     model_free(model);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_steady_step_is_one_copy_and_one_graph),
         cmocka_unit_test(any_batch_is_one_copy),
         cmocka_unit_test(memory_moves_between),
         cmocka_unit_test(sequences_join_and_leave),
         cmocka_unit_test(policies_beside_each_other),
+        cmocka_unit_test(ranks_do_the_same),
+        cmocka_unit_test(ranks_fail_with_graphs),
         cmocka_unit_test(sequences_grow),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("graphs", tests, NULL, NULL);
 }

@@ -100,10 +100,14 @@ extern "C" ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
     return ncclSuccess;
 }
 
+/* Comes back when nothing that is queued, and no graph, has an operation of it left. */
 extern "C" ncclResult_t ncclCommAbort(ncclComm_t communicator) {
     struct runtime_scope scope;
-    communicator->progress->aborted = true;
+    std::shared_ptr<struct nccl_progress> progress = communicator->progress;
+    progress->aborted = true;
     delete communicator;
+    while (progress.use_count() > 1)
+        streams_let_others();
     return ncclSuccess;
 }
 

@@ -41,22 +41,23 @@ def test_sums(found):
         ways = roofline_ranks.find(found, "Q4_K", 32768, 0.25, batch)["ways"]
         size, logits = batch * 4096 * 4, batch * 16000 * 4
         assert ways["nccl"]["exchange_s"] == pytest.approx(65 * (38e-6 + size / link) + 38e-6 + logits / link)
-        launches = 0 if batch <= 4 else 2e-6
+        launches = 0 if batch <= 4 else 2 * 0.3e-6
         assert ways["host"]["exchange_s"] == pytest.approx(
             65 * (12e-6 + 2 * size / link + launches) + 12e-6 + 2e-6 + 2 * logits / link)
 
 
-def test_steps_go_launch_by_launch(found):
+def test_steps_are_graphs(found):
     device, kernels = roofline.DEVICES["rtx4090"], roofline.KERNELS
     half = roofline_ranks.part(roofline.MISTRAL_7B)
     operations = {o.name: o for o in roofline.step(half, "F16", 4096, 1, 8)}
-    time = 65 * 2.5e-6 + operations.pop("step").copied / (0.8 * 31.5e9)  # embed once, two copies a layer
+    time = 2.5e-6  # the graph's start
     for operation in operations.values():
-        time += sum(l.count * roofline.launch_time(device, kernels, l, 1e-6) for l in operation.launches)
+        gap = 0.3e-6 if operation.graph else 1e-6
+        time += sum(l.count * roofline.launch_time(device, kernels, l, gap) for l in operation.launches)
         time += operation.copies * 2.5e-6 + operation.copied / (0.8 * 31.5e9)
     ways = roofline_ranks.find(found, "F16", 4096, 1, 8)["ways"]
     assert ways["nccl"]["expected_s"] == pytest.approx(time + ways["nccl"]["exchange_s"])
-    norms = sum(l.count * roofline.launch_time(device, kernels, l, 1e-6) for l in operations["rms_norm"].launches)
+    norms = sum(l.count * roofline.launch_time(device, kernels, l, 0.3e-6) for l in operations["rms_norm"].launches)
     assert ways["host"]["expected_s"] == pytest.approx(time - norms + ways["host"]["exchange_s"])
     assert ways["host"]["speed_up"] == pytest.approx(
         roofline_ranks.find(found, "F16", 4096, 1, 8)["one_expected_s"] / ways["host"]["expected_s"])
