@@ -155,7 +155,7 @@ static void case_write_tables(struct parity *parity) {
         for (uint32_t at = parity_random(parity, 0, 100); at < NUMBERS && count < WRITES; count++) {
             uint32_t length = parity_random(parity, 0, 3) > 0 ? 1 : parity_random(parity, 0, 400);
             length = length < NUMBERS - at ? length : NUMBERS - at;
-            writes[count] = (struct kv_table_write){device + at, from + at, length};
+            writes[count] = (struct kv_table_write){.to = device + at, .from = from + at, .count = length};
             memcpy(want + at, from + at, length * sizeof *want);
             at += length + parity_random(parity, 0, 60);
         }

@@ -193,7 +193,7 @@ static void case_tables(struct parity *parity) {
     uint32_t *tables = parity_upload(parity, NULL, HEADS * PAGES * sizeof *tables);
     for (uint32_t length = PAGES; length > 0; length = length == PAGES ? 1 : 0) {
         for (uint32_t i = 0; i < HEADS; i++)
-            writes[i] = (struct kv_table_write){tables + i * PAGES, from, length};
+            writes[i] = (struct kv_table_write){.to = tables + i * PAGES, .from = from, .count = length};
         traffic_begin(parity);
         parity->operations->write_tables(parity->backend, writes, HEADS);
         if (length == PAGES)
