@@ -72,9 +72,14 @@ static void draw_network(struct parity *parity, struct scene *scene, bool paper)
     for (uint32_t i = 0; network_array(scene->network, i, &array); i++)
         if (strcmp(array.name, "layer_budgets") != 0)
             parity_fill_normal(parity, array.values, array.count, strcmp(array.name, "scale") == 0 ? 0.7f : 0.5f);
-    scene->pool.layout = (struct kv_layout){
-        .layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim, .format = KV_F32};
-    scene->heads_count = shape.layers * shape.kv_heads;
+    uint32_t heads = parity_random(parity, 1, shape.kv_heads); /* a rank's */
+    scene->pool.layout = (struct kv_layout){.layers = shape.layers,
+        .kv_heads = heads,
+        .head_dim = shape.head_dim,
+        .format = KV_F32,
+        .first_head = parity_random(parity, 0, shape.kv_heads - heads),
+        .model_heads = shape.kv_heads};
+    scene->heads_count = shape.layers * heads;
 }
 
 static void draw_positions(struct parity *parity, struct scene *scene, struct scene_head *head) {
@@ -294,6 +299,12 @@ static void read_slot(
     }
 }
 
+/* Where the network has what it knows of the scene's `number`-th head. */
+static uint32_t network_number(const struct scene *scene, uint32_t number) {
+    const struct kv_layout *layout = &scene->pool.layout;
+    return number / layout->kv_heads * layout->model_heads + layout->first_head + number % layout->kv_heads;
+}
+
 static double output_length(const struct scene *scene, uint32_t number, const float *value) {
     const struct tensor *output = &scene->output[number / scene->pool.layout.kv_heads];
     uint32_t dim = scene->pool.layout.head_dim, head = number % scene->pool.layout.kv_heads;
@@ -337,7 +348,7 @@ static void check_rows(struct parity *parity, const struct scene *scene, uint32_
         float value[DIM_MAX];
         read_slot(scene, head, slot, key, value);
         for (uint32_t j = 0; j < content; j++) {
-            size_t at = (size_t)number * content + j;
+            size_t at = (size_t)network_number(scene, number) * content + j;
             double want = (double)network->content_offset[at], scale = fabs(want);
             for (uint32_t c = 0; c < dim; c++) {
                 want += (double)network->content[at * dim + c] * key[c];
@@ -392,8 +403,8 @@ static void plain_scores(const struct scene *scene, uint32_t number, const uint1
         memcpy(standard, frozen, 6 * sizeof *standard);
     else
         network_standardise(&scene->network->shape, inputs, count, standard);
-    network_normalise(scene->network, number, standard, count, inputs);
-    network_score(scene->network, number, inputs, count, scores);
+    network_normalise(scene->network, network_number(scene, number), standard, count, inputs);
+    network_score(scene->network, network_number(scene, number), inputs, count, scores);
     for (uint32_t slot = 0; slot < scene->head[number].slots; slot++)
         out[slot] = NAN;
     for (uint32_t i = 0; i < count; i++)

@@ -323,6 +323,8 @@ static void layer_draw(struct parity *parity, struct scene *scene, uint32_t laye
     scene->reference[layer] = (struct reference_score_layer){
         .heads = scene->reference_heads + (size_t)layer * kv_heads,
         .kv_heads = kv_heads,
+        .first_head = scene->pool.layout.first_head,
+        .model_heads = scene->pool.layout.model_heads,
         .group = scene->group,
         .dim = scene->pool.layout.head_dim,
         .width = scene->width,
@@ -389,6 +391,8 @@ static void scene_create(struct parity *parity, struct scene *scene, bool same_s
     scene->same_slots = same_slots;
     if (size == SCENE_LONG)
         make_long(parity, scene, &layout);
+    layout.model_heads = layout.kv_heads * parity_random(parity, 1, 3); /* of several ranks */
+    layout.first_head = parity_random(parity, 0, layout.model_heads - layout.kv_heads);
     for (uint32_t i = 0; i < scene->layers * layout.kv_heads; i++) {
         uint32_t layer = i / layout.kv_heads;
         if (i % layout.kv_heads == 0)

@@ -366,7 +366,8 @@ static double slot_score(const struct place *at, const struct score_stage *stage
     case STAGE_POSITION:
         return head->positions[i];
     case STAGE_RANDOM:
-        return random_uniform(at->layer->seed, at->layer->layer * at->layer->kv_heads + at->k, head->positions[i], 0);
+        return random_uniform(at->layer->seed,
+            at->layer->layer * at->layer->model_heads + at->layer->first_head + at->k, head->positions[i], 0);
     case STAGE_SUM:
         return head->sum[i];
     case STAGE_SUM_PER_QUERY:

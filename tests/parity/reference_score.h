@@ -34,6 +34,7 @@ struct reference_score_head {
 struct reference_score_layer {
     struct reference_score_head *heads; /* [K] */
     uint32_t kv_heads, group, dim, width;
+    uint32_t first_head, model_heads;   /* as in struct kv_layout; not 0 */
     uint32_t layer, seen, budget, rows; /* rows: r */
     uint64_t seed;
     const double *output; /* W_o [D][H*d] */
