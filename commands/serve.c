@@ -109,6 +109,7 @@ static int serve_load(
         .chat_refusal = serve->chat.refusal.message,
         .vocabulary = serve->model->shape.vocabulary,
         .width = serve->model->shape.width,
+        .pooling = serve->model->pooling,
         .context = engine_context(serve->engine),
         .tokens_max = engine_tokens_max(serve->engine),
         .kv_policy = serve->policies[0],

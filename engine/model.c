@@ -143,6 +143,19 @@ static int get_optional_float(
 
 /* ---- the shape ---- */
 
+/* What the key says: the values of llama.cpp and of gguf's PoolingType. A file without pooling (0) is a model for text,
+ * whose embeddings are the mean as they are without the key. */
+static int read_pooling(struct model *model, struct error *error) {
+    enum { FILE_NONE, FILE_MEAN, FILE_FIRST, FILE_LAST };
+    struct key key = key_of(model, "pooling_type");
+    uint32_t type = FILE_NONE;
+    int code = find_key(model, "pooling_type") == NULL ? 0 : gguf_get_uint32(model->file, key.text, &type, error);
+    model->pooling = type == FILE_NONE || type == FILE_MEAN ? POOLING_MEAN
+                     : type == FILE_LAST                    ? POOLING_LAST
+                                                            : POOLING_NONE;
+    return code;
+}
+
 static int read_architecture(struct model *model, struct error *error) {
     struct gguf_string text;
     char shown[SHOWN_BYTES], names[ARCHITECTURE_NAMES_BYTES];
@@ -445,6 +458,8 @@ static int read_shape(struct model *model, struct error *error) {
         code = read_traits(model, error);
     if (code == 0)
         code = read_vocabulary(model, error);
+    if (code == 0)
+        code = read_pooling(model, error);
     return code;
 }
 

@@ -12,6 +12,7 @@
 #include "engine/architecture.h"
 #include "engine/error.h"
 #include "engine/gguf.h"
+#include "engine/pooling.h"
 #include "engine/rope_frequencies.h"
 #include "engine/tensor.h"
 
@@ -78,6 +79,7 @@ struct model {
     char *names;                   /* storage of the tensors' names */
     enum tensor_type quantise; /* Q8_0 or Q4_0: backends get matrices in F32, F16 and BF16 so (quantise.h); F32: no */
     char fingerprint[65];      /* hex SHA-256 over names, types, sizes and a sample of the data of all tensors */
+    enum pooling pooling;      /* of embeddings: as the file asks, MEAN where it does not; NONE: by one we lack */
 };
 
 /* Opens path, checks every tensor's presence, shape and format. The message of a failure names the file and the

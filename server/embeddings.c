@@ -12,10 +12,10 @@ static const struct field_unsupported unsupported[] = {{"truncate_prompt_tokens"
     {"messages", REFUSE_PRESENT}, {"kv_cache", REFUSE_PRESENT}, {"stream", REFUSE_TRUE}, {"n", REFUSE_NOT_ONE},
     {NULL, REFUSE_PRESENT}};
 
-/* Which of two words a field has: *second tells. */
+/* Which of two words a field has: *second tells, and stays as it is without the field. */
 static int embeddings_read_word(
     const json_t *body, const char *name, const char *one, const char *other, bool *second, struct fault *fault) {
-    const char *word = one;
+    const char *word = *second ? other : one;
     if (field_string(body, name, &word, fault) != 0)
         return -1;
     *second = strcmp(word, other) == 0;
@@ -65,7 +65,7 @@ static int embeddings_check_texts(const json_t *input, struct fault *fault) {
 }
 
 int embeddings_parse(const json_t *body, const struct parse_context *context, struct plan *plan, struct fault *fault) {
-    bool add_special = true, last;
+    bool add_special = true, last = context->pooling == POOLING_LAST;
     if (fields_check(body, known, unsupported, context->request_id, fault) != 0 ||
         params_check_model(body, context, fault) != 0)
         return -1;
@@ -81,6 +81,9 @@ int embeddings_parse(const json_t *body, const struct parse_context *context, st
         field_boolean(body, "add_special_tokens", &add_special, fault) != 0 ||
         embeddings_check_texts(field_get(body, "input"), fault) != 0)
         return -1;
+    if (context->pooling == POOLING_NONE && field_get(body, "pooling") == NULL)
+        return fault_invalid(fault, "pooling",
+            "the model's file asks for a pooling that is not supported; pooling must be given: mean or last");
     request->pooling = last ? POOLING_LAST : POOLING_MEAN;
     return prompts_read(body, "input", add_special, context, request, fault);
 }

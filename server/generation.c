@@ -213,6 +213,7 @@ struct parse_context generation_context(const struct exchange *exchange) {
         .grammar_vocabulary = server->model.grammar_vocabulary,
         .vocabulary = server->model.vocabulary,
         .width = server->model.width,
+        .pooling = server->model.pooling,
         .context = server->model.context,
         .tokens_max = server->model.tokens_max,
         .model_id = server->model_id,

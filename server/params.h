@@ -52,9 +52,10 @@ struct parse_context {
     const struct tokenizer *tokenizer;
     const struct grammar_vocabulary *grammar_vocabulary; /* NULL: grammars are refused */
     uint32_t vocabulary;
-    uint32_t width;      /* numbers of an embedding */
-    uint32_t context;    /* most tokens of prompt and completion; the scheduler knows whether they fit the pages */
-    uint32_t tokens_max; /* of a sequence that is not pruned, as clients are told */
+    uint32_t width;       /* numbers of an embedding */
+    enum pooling pooling; /* of embeddings that ask for none; NONE: each must ask */
+    uint32_t context;     /* most tokens of prompt and completion; the scheduler knows whether they fit the pages */
+    uint32_t tokens_max;  /* of a sequence that is not pruned, as clients are told */
     const char *model_id;
     const struct policy_settings *kv_policy;   /* of requests that choose none */
     struct policy_model policy_model;          /* whose trained policies there may be; fingerprint NULL: none */

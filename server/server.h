@@ -32,6 +32,7 @@ struct server_model {
     const char *chat_refusal;                            /* why there is none */
     uint32_t vocabulary;
     uint32_t width;                   /* numbers of an embedding */
+    enum pooling pooling;             /* of embeddings that ask for none; NONE: each must ask */
     uint32_t context;                 /* tokens that any sequence may see: prompt and completion */
     uint32_t tokens_max;              /* of one that is not pruned: the context, or what the page pool holds of it */
     struct policy_settings kv_policy; /* of requests that choose none, resolved; its references are the giver's */

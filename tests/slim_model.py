@@ -26,7 +26,8 @@ def is_kept(tensor, layers):
     return not tensor.name.startswith("blk.") or int(tensor.name.split(".")[1]) < layers
 
 
-def main(source, target, columns=96, layers=6):
+def main(source, target, columns=96, layers=6, added=()):
+    """added: more keys of the architecture, as (name, value, gguf.GGUFValueType)."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target + ".new", architecture)
@@ -38,6 +39,8 @@ def main(source, target, columns=96, layers=6):
         kind = field.types[0]
         inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, value, kind, sub_type=inner)
+    for name, value, kind in added:
+        writer.add_key_value(f"{architecture}.{name}", value, kind)
     for tensor in filter(lambda tensor: is_kept(tensor, layers), reader.tensors):
         writer.add_tensor(tensor.name, slim(tensor, columns), raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()

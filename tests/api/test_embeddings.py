@@ -7,13 +7,15 @@ import os
 import struct
 import sys
 
+import gguf
 import numpy
 import openai
 import pytest
 
 from conftest import ROOT, Stream, eventually, post_bytes
 
-sys.path.insert(0, str(ROOT / "tests/reference"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/reference")]
+import slim_model  # noqa: E402
 from reference.model import Model, rms_norm  # noqa: E402
 
 ROUTE = "/v1/embeddings"
@@ -86,6 +88,25 @@ def test_same_alone_and_among_others(server):
     assert together == alone
     for stream in streams:
         stream.close()
+
+
+def test_pooling_of_the_file(start_server, tmp_path):
+    """What the model's file asks for is what requests get that choose none; where it is another, they must choose."""
+    path = tmp_path / "model.gguf"
+    slim_model.main(os.environ["DISTILLCACHE_TEST_MODEL"], str(path), layers=1,
+                    added=[("pooling_type", 0xABCDEF, gguf.GGUFValueType.UINT32)])
+    file = path.read_bytes()
+    for kind, default in ((gguf.PoolingType.MEAN, "mean"), (gguf.PoolingType.LAST, "last"), (gguf.PoolingType.CLS, None)):
+        path.write_bytes(file.replace(struct.pack("<I", 0xABCDEF), struct.pack("<I", kind), 1))
+        server = start_server("--model", path, "--kv-memory", "64M", "--context", "256")
+        chosen = {pooling: vectors(server, input=TEXTS, pooling=pooling).tolist() for pooling in ("mean", "last")}
+        assert chosen["mean"] != chosen["last"]
+        for nothing in ({}, {"pooling": None}):
+            if default is None:
+                server.post(ROUTE, {"input": TEXTS, **nothing}).expect_error(400, param="pooling")
+            else:
+                assert vectors(server, input=TEXTS, **nothing).tolist() == chosen[default], kind
+        assert server.stop() == 0
 
 
 def test_openais_client(server):

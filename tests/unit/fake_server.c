@@ -75,6 +75,7 @@ static int fake_load(void *context, const struct server_hooks *hooks, struct ser
         .fingerprint = FAKE_FINGERPRINT,
         .vocabulary = FAKE_VOCABULARY,
         .width = FAKE_WIDTH,
+        .pooling = POOLING_MEAN,
         .context = options.tokens_max,
         .tokens_max = options.tokens_max,
         .kv_policy = fake->policies[0],

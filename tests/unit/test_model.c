@@ -372,6 +372,35 @@ static void windows_say_which_layers_slide(void **state) {
     model_free(model);
 }
 
+static uint32_t pooling_type;
+static void add_pooling(struct gguf_writer *writer) {
+    gguf_writer_uint32(writer, "llama.pooling_type", pooling_type);
+}
+static void add_pooling_of_words(struct gguf_writer *writer) {
+    gguf_writer_string(writer, "llama.pooling_type", "mean");
+}
+
+static void pooling_is_what_the_file_asks_for(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t type;
+        enum pooling pooling;
+    } cases[] = {{0, POOLING_MEAN}, {1, POOLING_MEAN}, {2, POOLING_NONE}, {3, POOLING_LAST}, {4, POOLING_NONE},
+        {UINT32_MAX, POOLING_NONE}};
+    struct error error = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        pooling_type = cases[i].type;
+        struct model *model = open_and_free(with_more(add_pooling), &error);
+        assert_non_null(model);
+        assert_int_equal(model->pooling, cases[i].pooling);
+        model_free(model);
+    }
+    struct model *model = open_and_free(tiny_file(), &error);
+    assert_int_equal(model->pooling, POOLING_MEAN);
+    model_free(model);
+    assert_refused(with_more(add_pooling_of_words), ERROR_FORMAT, "llama.pooling_type");
+}
+
 static void get_fingerprint(struct file file, char *out) {
     struct error error = {0};
     struct model *model = open_and_free(file, &error);
@@ -428,6 +457,7 @@ int main(void) {
         cmocka_unit_test(variants_that_would_compute_something_else_are_refused),
         cmocka_unit_test(variants_of_the_architecture_are_read),
         cmocka_unit_test(windows_say_which_layers_slide),
+        cmocka_unit_test(pooling_is_what_the_file_asks_for),
         cmocka_unit_test(fingerprints_follow_the_weights_only),
         cmocka_unit_test(truncated_models_are_refused),
     };
