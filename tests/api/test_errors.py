@@ -20,7 +20,7 @@ USER = [{"role": "user", "content": "hi"}]
 ], ids=lambda body: f"{len(body)}-{body[:8]!r}")
 def test_bad_json(fake, body):
     """Trap 13 among others."""
-    for path in (COMPLETION, CHAT, "/tokenize", "/detokenize"):
+    for path in (COMPLETION, CHAT, "/v1/embeddings", "/apply-template", "/tokenize", "/detokenize"):
         if len(body) < 65536:
             fake.post(path, body).expect_error(400)
 

@@ -12,7 +12,7 @@ import sys
 import openai
 import pytest
 
-from conftest import ROOT
+from conftest import PATIENCE, ROOT
 
 SERVER_DIR = ROOT / "server"
 SPEC = json.loads((SERVER_DIR / "openapi.json").read_text())
@@ -113,6 +113,7 @@ def test_schemathesis(start_server, tmp_path):
     server = start_server(fake=True, env={"FAKE_STEP_US": "50"})
     program = pathlib.Path(sys.executable).parent / "schemathesis"
     result = subprocess.run([program, "run", server.url + "/openapi.json", "--max-examples", "50", "--no-color", "--seed", "8",
-                             "--exclude-checks", "positive_data_acceptance"], cwd=tmp_path, capture_output=True, text=True)
+                             "--request-timeout", str(PATIENCE), "--exclude-checks", "positive_data_acceptance"],
+                            cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-5000:]
     assert re.search(r"\d{3,} generated, \d{3,} passed", result.stdout), result.stdout[-1000:]
