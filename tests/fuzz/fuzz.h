@@ -4,7 +4,7 @@
  *   - with tests/fuzz/driver.c, by any compiler: replays the seeds and files given, then seeded mutations of them.
  *     fuzz_NAME [--runs N] [--seed N] [--write-seeds DIR] [FILE...]       every run is the same for the same seed
  *     An input that crashes is written to ./crash-NAME; `fuzz_NAME --runs 0 crash-NAME` repeats it.
- *   - with clang's libFuzzer (meson option fuzz): explores by coverage, from a corpus made by --write-seeds.
+ *   - with clang's libFuzzer (meson option fuzz): explores by coverage. tests/fuzz/explore.sh builds and runs these.
  */
 #ifndef TESTS_FUZZ_FUZZ_H
 #define TESTS_FUZZ_FUZZ_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Request bodies: whatever the bytes, the parsers of completions, chats and embeddings either fill a request
- * that the scheduler may take, or refuse it with a fault whose text is valid UTF-8.
+ * Request bodies: whatever the bytes, the parsers of completions, chats, embeddings and evaluations either fill a
+ * request that the scheduler may take, or a configuration, or refuse it with a fault whose text is valid UTF-8.
+ * (fuzz_http.c has the bodies of the other public routes.)
  *
  * An input is a body, or, when it begins with CACHE_MARK, four bytes for each field of the kv_cache object of a body:
  * its name, the kind of its value, and the value.
@@ -13,6 +14,7 @@
 #include "server/chat.h"
 #include "server/completions.h"
 #include "server/embeddings.h"
+#include "server/evaluation.h"
 #include "tests/unit/fake_scheduler.h"
 
 #include <stdlib.h>
@@ -59,20 +61,24 @@ static void check_request(const struct request *request, const struct parse_cont
         expect(request->stops[i][0] != '\0' && utf8_valid(request->stops[i], strlen(request->stops[i])));
 }
 
+static void check_fault(const struct fault *fault) {
+    struct buffer reply = {0};
+    expect(fault->status == 400 || fault->status == 404);
+    fault_write(fault, &reply);
+    expect(!reply.failed && utf8_valid(reply.data, reply.length));
+    json_t *written = json_loadb(reply.data, reply.length, JSON_REJECT_DUPLICATES, NULL);
+    expect(written != NULL);
+    json_decref(written);
+    buffer_free(&reply);
+}
+
 /* body: NULL when there is a fault already. */
 static void try_body(plan_parse parse, const json_t *body, struct fault fault, const struct parse_context *context) {
     struct plan plan = {0};
-    struct buffer reply = {0};
     if (body != NULL && parse(body, context, &plan, &fault) == 0 && params_finish(&plan, &fault) == 0) {
         check_request(plan.request, context);
     } else {
-        expect(fault.status == 400 || fault.status == 404);
-        fault_write(&fault, &reply);
-        expect(!reply.failed && utf8_valid(reply.data, reply.length));
-        json_t *written = json_loadb(reply.data, reply.length, JSON_REJECT_DUPLICATES, NULL);
-        expect(written != NULL);
-        json_decref(written);
-        buffer_free(&reply);
+        check_fault(&fault);
     }
     plan_free(&plan);
 }
@@ -81,6 +87,18 @@ static void try_parser(plan_parse parse, const uint8_t *data, size_t bytes, cons
     struct fault fault = {0};
     json_t *body = fields_parse((const char *)data, bytes, &fault);
     try_body(parse, body, fault, context);
+    json_decref(body);
+}
+
+static void try_evaluation(const uint8_t *data, size_t bytes) {
+    struct fault fault = {0};
+    struct config config = {0};
+    json_t *body = fields_parse((const char *)data, bytes, &fault);
+    if (body != NULL && evaluation_config(body, NULL, NULL, &config, &fault) == 0)
+        expect(config.task[0] != '\0');
+    else
+        check_fault(&fault);
+    config_free(&config);
     json_decref(body);
 }
 
@@ -147,6 +165,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         .grammar_vocabulary = grammar_vocabulary,
         .vocabulary = FAKE_VOCABULARY,
         .width = FAKE_WIDTH,
+        .pooling = POOLING_MEAN,
         .context = 300,
         .tokens_max = 200,
         .model_id = "fake",
@@ -157,6 +176,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     try_parser(completions_parse, data, bytes, &context);
     try_parser(chat_parse, data, bytes, &context);
     try_parser(embeddings_parse, data, bytes, &context);
+    try_evaluation(data, bytes);
     return 0;
 }
 
@@ -196,6 +216,9 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1,\"x\"]}}}}}}",
         "{\"prompt\":\"a\",\"structured_outputs\":{\"choice\":[\"yes\",\"no\"]},\"guided_regex\":null,\"guided_json\":"
         "null}",
+        "{\"task\":\"kl\",\"policies\":[\"h2o,recent=0.5\",\"streaming\"],\"ratios\":[0.25,1],\"tokens\":0,\"lengths\":"
+        "[512],"
+        "\"data\":null,\"limit\":2,\"seed\":3,\"query_aware\":false,\"continuation\":16}",
         "{\"unknown\":[[[[{}]]]],\"prompt\":\"<|im_start|>\"}",
     };
     if (index >= sizeof seeds / sizeof seeds[0])
