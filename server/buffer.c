@@ -166,7 +166,8 @@ void buffer_json_string(struct buffer *buffer, const char *text, size_t bytes) {
         i += (size_t)abs(length);
         start = i;
     }
-    buffer_append(buffer, text + start, bytes - start);
+    if (start < bytes) /* an empty text may be NULL */
+        buffer_append(buffer, text + start, bytes - start);
     buffer_append(buffer, "\"", 1);
 }
 

@@ -361,7 +361,8 @@ static void format_chunk_call(struct buffer *out, const struct reply *reply, uin
         call->announced = true;
     } else {
         buffer_string(out, "\"function\":{\"arguments\":");
-        buffer_json_string(out, call->arguments.data + call->sent, call->arguments.length - call->sent);
+        size_t left = call->arguments.length - call->sent;
+        buffer_json_string(out, left == 0 ? NULL : call->arguments.data + call->sent, left);
         call->sent = call->arguments.length;
     }
     buffer_string(out, "}}]},\"logprobs\":null");

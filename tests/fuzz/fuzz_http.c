@@ -280,6 +280,8 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
             "2a\r\n{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}\r\n11;x=y\r\n],\"stream\":true} \r\n0\r\n\r\n"),
         SEED("\0POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nX-Api-Key: key\r\nContent-Length: 13\r\nExpect: "
              "100-continue\r\n\r\n{\"input\":\"a\"}"),
+        SEED("\0POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Api-Key: key\r\nContent-Length: 30\r\n\r\n"
+             "{\"prompt\":\"ab\",\"max_tokens\":0}"),
         SEED("\0OPTIONS /v1/completions HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n"
              "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n\r\n"),
         SEED("\0DELETE /v1/completions HTTP/1.1\r\nHost: a\r\nX-Api-Key: key\r\nOrigin: https://b.example\r\n\r\n"),

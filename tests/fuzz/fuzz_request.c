@@ -36,7 +36,6 @@ static void check_request(const struct request *request, const struct parse_cont
     expect(request->prompts_count >= 1 && request->n >= 1 && request->n <= N_MAX);
     expect((uint64_t)request->prompts_count * request->n <= CHOICES_MAX);
     expect(request->max_tokens <= context->context);
-    expect(request->max_tokens > 0 || request->echo || request->pooling != POOLING_NONE);
     for (uint32_t p = 0; p < request->prompts_count; p++) {
         expect(request->prompts[p].count >= 1 && request->prompts[p].count <= context->context);
         for (uint32_t i = 0; i < request->prompts[p].count; i++)
@@ -219,6 +218,7 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "{\"task\":\"kl\",\"policies\":[\"h2o,recent=0.5\",\"streaming\"],\"ratios\":[0.25,1],\"tokens\":0,\"lengths\":"
         "[512],"
         "\"data\":null,\"limit\":2,\"seed\":3,\"query_aware\":false,\"continuation\":16}",
+        "{\"prompt\":[[1],[2]],\"n\":2,\"max_tokens\":0,\"logprobs\":1}",
         "{\"unknown\":[[[[{}]]]],\"prompt\":\"<|im_start|>\"}",
     };
     if (index >= sizeof seeds / sizeof seeds[0])

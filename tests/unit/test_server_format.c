@@ -48,6 +48,7 @@ static void strings_survive_json(void **state) {
         text[i] = (char)i;
     expect_json_string(text, 128, text, 128);
     expect_json_string("", 0, "", 0);
+    expect_json_string(NULL, 0, "", 0);
     expect_json_string("h\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", 10, "h\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", 10);
 }
 
