@@ -53,6 +53,7 @@ static struct holding hold_gated(
     struct budget_input input = {
         .settings = settings,
         .layers = engine->model->shape.global_layers,
+        .numbers = engine->model->global_layers,
         .kv_heads = engine->model->shape.kv_heads,
         .seen = moment->seen,
         .gates = gates,

@@ -341,6 +341,7 @@ static int allocate_budgets(struct prune *prune, struct prune_job *job) {
     struct budget_input input = {
         .settings = settings,
         .layers = shape->global_layers,
+        .numbers = prune->engine->model->global_layers,
         .kv_heads = shape->kv_heads,
         .seen = job->seen,
         .layer_preferences = eviction->layer_preferences,

@@ -31,6 +31,7 @@ struct weights {
     const double *values;
     /* Where there are no values: those of the network's layers at a level. */
     const struct policy_network *network;
+    const uint32_t *numbers; /* of its layers; NULL: 0, 1, ... */
     double level;
     /* Without either: first - fall * index / (count - 1). */
     double first, fall;
@@ -42,7 +43,8 @@ static double weight_at(const struct weights *weights, uint32_t i) {
     if (weights->values != NULL)
         weight = weights->values[i];
     else if (weights->network != NULL)
-        weight = network_layer_budget(weights->network, i, weights->level);
+        weight =
+            network_layer_budget(weights->network, weights->numbers != NULL ? weights->numbers[i] : i, weights->level);
     return isfinite(weight) && weight > 0 ? weight : 0;
 }
 
@@ -185,8 +187,10 @@ static void allocate_cake(const struct budget_input *input, uint32_t budget, uin
 static void allocate_network(const struct budget_input *input, uint32_t budget, uint32_t *budgets) {
     uint32_t least = min_u32(budget, input->settings->summary ? 2 : 1);
     uint32_t room = input->seen > least ? input->seen - least : 0;
-    struct weights weights = {
-        .network = input->settings->network, .level = network_level(budget, input->seen), .count = input->layers};
+    struct weights weights = {.network = input->settings->network,
+        .numbers = input->numbers,
+        .level = network_level(budget, input->seen),
+        .count = input->layers};
     share_out(&weights, (uint64_t)input->layers * (budget - least), room, budgets);
     spread_layers(input, least, budgets);
 }
@@ -265,17 +269,25 @@ uint32_t budget_least(const struct policy_settings *settings, uint32_t seen) {
     return policy_settings_by_sparsity(settings) ? min_u32(budget, settings->sinks + settings->recent_tokens) : budget;
 }
 
+/* There is a network, and it has these layers. */
+static bool has_layers(const struct budget_input *input) {
+    const struct policy_network *network = input->settings->network;
+    if (network == NULL || input->layers == 0)
+        return false;
+    return input->numbers != NULL ? input->numbers[input->layers - 1] < network->shape.layers
+                                  : network->shape.layers == input->layers;
+}
+
 void budget_allocate(const struct budget_input *input, uint32_t *budgets) {
     uint32_t budget = policy_budget(input->settings, input->seen);
     enum policy_allocation allocation = input->settings->policy->allocation;
-    const struct policy_network *network = input->settings->network;
     if (allocation == ALLOCATE_PYRAMID)
         allocate_pyramid(input, budget, budgets);
     else if (allocation == ALLOCATE_CAKE && input->layer_preferences != NULL)
         allocate_cake(input, budget, budgets);
     else if (allocation == ALLOCATE_GATES && input->gates != NULL)
         allocate_gates(input, budget, budgets);
-    else if (allocation == ALLOCATE_NETWORK && network != NULL && network->shape.layers == input->layers)
+    else if (allocation == ALLOCATE_NETWORK && has_layers(input))
         allocate_network(input, budget, budgets);
     else
         for (size_t i = 0; i < (size_t)input->layers * input->kv_heads; i++)

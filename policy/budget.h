@@ -15,7 +15,8 @@ uint32_t budget_part(float part, uint32_t whole);
 
 struct budget_input {
     const struct policy_settings *settings;
-    uint32_t layers, kv_heads;
+    uint32_t layers, kv_heads;       /* that the policy is about: of a model with sliding layers, its global ones */
+    const uint32_t *numbers;         /* [layers] their places among the model's, ascending; NULL: 0, 1, ... */
     uint32_t seen;                   /* L */
     const double *layer_preferences; /* [layers] cake: H^(1/tau1) V^(1/tau2) of the first prune; else NULL */
     const float *gates;              /* [layers * kv_heads] rlkv, hybrid: higher keeps everything; else NULL */
@@ -26,7 +27,7 @@ struct budget_input {
  *   pyramid  B beyond the window falls linearly over the layers (pyramidkv, policy/snapkv.c)
  *   cake     B beyond the window by layer_preferences (policy/cake.c); NULL: equal
  *   network  B beyond the first slot (two, with a summary slot) by network_layer_budget, no layer more than what was
- *            seen; no network, or one of other layers: equal
+ *            seen; no network, or one that lacks a layer or has more, where all layers are there: equal
  *   gates    rlkv: the lowest gates get sinks + recent_tokens. hybrid: the highest get all. Equal gates: the lower
  *            layer, then the lower head ranks higher. NULL: equal */
 void budget_allocate(const struct budget_input *input, uint32_t *budgets);

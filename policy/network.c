@@ -258,30 +258,39 @@ struct policy_network *network_create(const struct network_shape *shape, struct 
     return network;
 }
 
-static void copy_values(struct policy_network *to, const struct policy_network *from) {
-    struct network_array source, target;
-    for (uint32_t i = 0; network_array(from, i, &source) && network_array(to, i, &target); i++)
-        memcpy(target.values, source.values, source.count * sizeof source.values[0]);
-    to->scope = from->scope;
-    to->floor = from->floor;
-    to->interval = from->interval;
-    to->summary = from->summary;
-    to->protect_recent = from->protect_recent;
-    to->protect_sinks = from->protect_sinks;
-    memcpy(to->fingerprint, from->fingerprint, sizeof to->fingerprint);
+struct policy_network *network_create_like(
+    const struct policy_network *like, const struct network_shape *shape, struct error *error) {
+    struct policy_network *network = network_create(shape, error);
+    if (network == NULL)
+        return NULL;
+    char *record = strdup(like->record), *method = like->method != NULL ? strdup(like->method) : NULL;
+    if (record == NULL || (like->method != NULL && method == NULL)) {
+        error_set(error, ERROR_MEMORY, "no memory for a policy network");
+        free(record);
+        free(method);
+        network_release(network);
+        return NULL;
+    }
+    free(network->record);
+    network->record = record;
+    network->method = method;
+    network->scope = like->scope;
+    network->floor = like->floor;
+    network->interval = like->interval;
+    network->summary = like->summary;
+    network->protect_recent = like->protect_recent;
+    network->protect_sinks = like->protect_sinks;
+    memcpy(network->fingerprint, like->fingerprint, sizeof network->fingerprint);
+    return network;
 }
 
 struct policy_network *network_copy(const struct policy_network *network) {
-    struct policy_network *copy = allocate(&network->shape, count_all(&network->shape));
+    struct policy_network *copy = network_create_like(network, &network->shape, NULL);
+    struct network_array source, target;
     if (copy == NULL)
         return NULL;
-    copy_values(copy, network);
-    copy->record = strdup(network->record);
-    copy->method = network->method != NULL ? strdup(network->method) : NULL;
-    if (copy->record == NULL || (network->method != NULL && copy->method == NULL)) {
-        network_release(copy);
-        return NULL;
-    }
+    for (uint32_t i = 0; network_array(network, i, &source) && network_array(copy, i, &target); i++)
+        memcpy(target.values, source.values, source.count * sizeof source.values[0]);
     return copy;
 }
 

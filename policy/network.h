@@ -70,7 +70,7 @@ struct network_shape {
     uint32_t inputs;  /* mask of 1 << enum network_input */
     uint32_t content; /* numbers from the key; 0 for the paper's features */
     uint32_t hidden;
-    uint32_t layers, kv_heads, head_dim; /* of the model */
+    uint32_t layers, kv_heads, head_dim; /* of the model; layers that slide have their places, and are never scored */
 };
 
 /* Inputs of the network: content and those of the mask. */
@@ -126,8 +126,20 @@ float network_summary_offset(const struct policy_network *network, uint32_t laye
  * record "{}". NULL and ERROR_INVALID (a shape out of range), ERROR_MEMORY. One reference. */
 struct policy_network *network_create(const struct network_shape *shape, struct error *error);
 struct policy_network *network_copy(const struct policy_network *network); /* NULL on failed allocation */
-struct policy_network *network_take(struct policy_network *network);       /* one more reference (any thread) */
-void network_release(struct policy_network *network);                      /* one less; NULL allowed */
+/* Another shape, all arrays as network_create has them, and everything else as in `like`. */
+struct policy_network *network_create_like(
+    const struct policy_network *like, const struct network_shape *shape, struct error *error);
+struct policy_network *network_take(struct policy_network *network); /* one more reference (any thread) */
+void network_release(struct policy_network *network);                /* one less; NULL allowed */
+
+/* A copy for a model with other layers and heads than the network's: what one model's policy says about another. What
+ * all heads share stays as it is. What a layer or head has of its own comes from `layers` of the network (ascending
+ * [count]; NULL: all), by depth: a layer lies between two of them, and gets what they have, linearly; its heads the
+ * mean of theirs, where the number of heads differs. Without `content` alone: maps of keys are one model's own. NULL:
+ * ERROR_UNSUPPORTED (the network has content), ERROR_INVALID (a shape out of range), ERROR_MEMORY. */
+bool network_can_carry(const struct network_shape *shape);
+struct policy_network *network_carry(const struct policy_network *network, const uint32_t *layers, uint32_t count,
+    const struct policy_model *model, struct error *error);
 
 /* The named arrays, for files, optimisers and tests. count: numbers; name: as in the file. index from 0 on; false: no
  * more. `trained`: gradients apply (not to mean, scale and what depends on the level). matrix: weight decay applies. */

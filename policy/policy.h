@@ -157,10 +157,10 @@ bool policy_settings_want_network(const struct policy_settings *settings);
 
 /* Gives settings that want a network and have none the one that ships for the model, takes over the network's defaults
  * (scope, floor, interval, summary, protect_*) for options that were not set by name, and checks the whole again. 0 for
- * settings that want no network. ERROR_IO (no such file), ERROR_FORMAT, ERROR_MEMORY, ERROR_UNSUPPORTED (the network is
- * of a model with other layers, heads or head_dim), ERROR_INVALID (policy_settings_check); settings may then have the
- * network, and are to be released as ever. *foreign (may be NULL): it was trained for a model with another fingerprint
- * (a transfer: worth a warning). */
+ * settings that want no network. A network of a model with other layers, heads or head_dim is carried over
+ * (network_carry). ERROR_IO (no such file), ERROR_FORMAT, ERROR_MEMORY, ERROR_UNSUPPORTED (it cannot be carried over),
+ * ERROR_INVALID (policy_settings_check); settings may then have the network, and are to be released as ever. *foreign
+ * (may be NULL): it was trained for a model with another fingerprint (a transfer: worth a warning). */
 struct policy_model {
     const char *fingerprint; /* of the model file */
     uint32_t layers, kv_heads, head_dim;

@@ -291,9 +291,24 @@ int policy_settings_take_trained(
     return trained->apply(trained->context, NULL, settings, error);
 }
 
+static bool fits(const struct network_shape *shape, const struct policy_model *model) {
+    return shape->layers == model->layers && shape->kv_heads == model->kv_heads && shape->head_dim == model->head_dim;
+}
+
+/* The network for a model of another shape. */
+static int carry_network(struct policy_settings *settings, const struct policy_model *model, struct error *error) {
+    struct error reason = {0};
+    struct policy_network *carried = network_carry(settings->network, NULL, 0, model, &reason);
+    if (carried == NULL)
+        return error_set(error, reason.code, "%s", reason.message);
+    network_release(settings->network);
+    settings->network = carried;
+    return 0;
+}
+
 int policy_settings_fit(const struct policy_settings *settings, const struct policy_model *model, struct error *error) {
     const struct network_shape *shape = &settings->network->shape;
-    if (shape->layers == model->layers && shape->kv_heads == model->kv_heads && shape->head_dim == model->head_dim)
+    if (fits(shape, model))
         return 0;
     return error_set(error, ERROR_UNSUPPORTED,
         "the policy's network is for %u layers of %u KV heads of width %u, this model has %u of %u of %u",
@@ -312,7 +327,7 @@ int policy_settings_resolve(
         if (settings->network == NULL)
             return error_set(error, reason.code, "policy %s: %s", settings->policy->name, reason.message);
     }
-    int code = policy_settings_fit(settings, model, error);
+    int code = fits(&settings->network->shape, model) ? 0 : carry_network(settings, model, error);
     if (code != 0)
         return code;
     if (foreign != NULL)

@@ -283,7 +283,7 @@ def latency(documents, _arguments):
 
 
 TABLES = {"budgets": budgets, "trained": relative, "lengths": relative, "hybrid": relative, "rewards": relative,
-          "features": relative, "paper": relative, "errors": errors, "positions": positions,
+          "features": relative, "paper": relative, "transfer": relative, "errors": errors, "positions": positions,
           "curves": curves, "latency": latency}
 
 

@@ -18,6 +18,7 @@ Measures one table and prints it in Markdown on standard output; figures are SVG
   rewards     trains with stage kl by each reward, from the same warm start, and compares (E.2)
   features    trains with alpha alone, alpha and H, the paper's five features, and content, and compares (F.6)
   paper       trains by the paper's own recipe (its five features, its single stage) and compares with the shipped policy
+  transfer    trains on another model (--from) and on this one, and compares both on this one (the paper's transfer)
   errors      what pruned answers are instead of right, and their length (F.3, F.5)
   positions   which positions of a prompt stay: sinks, recent tokens, the others (F.2); figures
   curves      trains and shows the run (F.1); figures
@@ -37,6 +38,7 @@ Options that a table does not use are refused. Defaults take at most about ten m
   --seeds N,...     trains once with each (default 1); means over them are compared
   --steps N         steps of the stages that are compared
   --rank-steps N    rewards: steps of the warm start
+  --from FILE       transfer: the model that networks come from (default: the default model)
   --sequences N     sequences that are recorded for training
   --depth N         latency: tokens seen before the steps that are timed
   --batch N         latency: sequences
@@ -44,7 +46,8 @@ Options that a table does not use are refused. Defaults take at most about ten m
   --state DIR       where results, figures and trained policies are kept; a second start goes on from there, with the
                     same options or other ones (default build/paper-tables)
   --program FILE    the program, built before (default: builds build/distillcache)
-  -- ...            to distillcache train for rewards, features, paper, curves; to bench for latency; to eval for the others
+  -- ...            to distillcache train for rewards, features, paper, transfer, curves; to bench for latency; to eval for
+                    the others
 
 DISTILLCACHE_MODEL=FILE instead of the default model.
 TEXT
@@ -55,7 +58,7 @@ all_policies='random streaming h2o h2o,interval=16 h2o_mean scissorhands tova sn
 base=h2o,interval=16 # at distillcache's interval, so that only what is kept differs
 
 text='' questions='' limit='' length='' ratio='' policies='' tasks='' seed=1 seeds=1 steps='' rank_steps='' sequences=''
-depth=7000 batch=8 pairs=1 state=$root/build/paper-tables
+from='' depth=7000 batch=8 pairs=1 state=$root/build/paper-tables
 
 # Measuring.
 
@@ -211,6 +214,26 @@ table_paper() {
   print_relative
 }
 
+# What is learned of keys is one model's own: only networks of statistics can be carried over.
+table_transfer() {
+  prepare_training
+  [ -n "$from" ] || need_default_model
+  local common=(--steps "$steps" --set "sequences=$sequences" --set valid_prompts=4 --set valid_every=0)
+  policies="$base $policies"
+  train_on_source "the paper's five, trained on the other model" five-from --set features=paper
+  train_on_source "statistics, trained on the other model" statistics-from --set content=0
+  train_row "the paper's five, trained on this model" five-own "${common[@]}" --set features=paper
+  train_row "content, trained on this model" content-own "${common[@]}"
+  eval_without_options kl
+  print_relative
+}
+
+# train_on_source WORDS NAME OPTION...: train_row on the model that --from names.
+train_on_source() {
+  local model=${from:-$model_file}
+  train_row "$1" "$2" "${common[@]}" "${@:3}"
+}
+
 table_positions() {
   eval_task kl --continuation 2 --svg "$state/positions"
   print_table
@@ -310,6 +333,15 @@ paper)
   kl_defaults 12
   set_default steps 600
   ;;
+transfer)
+  read_options "$train_options policies from" "$@"
+  set_default ratio 0.25,0.125,0.05
+  kl_defaults 8
+  set_default steps 400
+  set_default sequences 40
+  set_default policies 'streaming snapkv,interval=16 tova,interval=16'
+  [ -z "$from" ] || [ -r "$from" ] || die "--from: cannot read $from"
+  ;;
 errors)
   read_options "$shared limit length ratio policies seed tasks" "$@"
   set_default ratio 0.5,0.25
@@ -335,7 +367,7 @@ latency)
   need_number --batch "$batch"
   need_number --pairs "$pairs"
   ;;
-*) die "there is no table \"$table\": budgets, trained, lengths, hybrid, rewards, features, paper, errors, positions, curves, latency" ;;
+*) die "there is no table \"$table\": budgets, trained, lengths, hybrid, rewards, features, paper, transfer, errors, positions, curves, latency" ;;
 esac
 for name in limit steps sequences; do
   [ -z "${!name}" ] || need_number "--$name" "${!name}"

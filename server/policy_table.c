@@ -95,10 +95,16 @@ static int policy_take_network(const struct policy_table *table, const char *fil
     struct policy_item *item, struct error *error) {
     item->entry.network = network;
     snprintf(item->entry.fingerprint, sizeof item->entry.fingerprint, "%s", network->fingerprint);
-    int code =
-        policy_check_shape(table, file, network->shape.layers, network->shape.kv_heads, network->shape.head_dim, error);
-    if (code != 0)
+    const struct network_shape *shape = &network->shape;
+    int code = policy_check_shape(table, file, shape->layers, shape->kv_heads, shape->head_dim, error);
+    if (code != 0 && !network_can_carry(shape))
         return code;
+    if (code != 0) { /* of a model of another shape */
+        item->entry.network = network_carry(network, NULL, 0, &table->model, error);
+        network_release(network);
+        if ((network = item->entry.network) == NULL)
+            return error->code;
+    }
     snprintf(item->entry.method, sizeof item->entry.method, "%s", network->method == NULL ? "" : network->method);
     item->entry.parameters = network_parameters_count(network);
     return 0;

@@ -49,6 +49,8 @@ float *output_grams(struct training *training, const struct model *model, struct
                    ? 0
                    : error_set(error, ERROR_MEMORY, "no memory for products of the output matrices");
     for (uint32_t l = 0; code == 0 && l < shape->layers; l++) {
+        if (model->windows[l] != 0)
+            continue;
         const struct tensor *output = &model->layers[l].attn_output;
         dequantise(output, dense);
         struct gram_job job = {.dense = dense,

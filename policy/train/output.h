@@ -14,8 +14,8 @@
 
 #include "policy/train/record.h"
 
-/* [layers][query heads][head_dim][head_dim], on training->threads; gives way between layers. NULL: ERROR_MEMORY, or
- * ERROR_CANCELLED. */
+/* [layers][query heads][head_dim][head_dim], nothing set of sliding layers; on training->threads, gives way between
+ * layers. NULL: ERROR_MEMORY, or ERROR_CANCELLED. */
 float *output_grams(struct training *training, const struct model *model, struct error *error);
 
 /* Numbers of work space that output_open wants for a head of so many slots. */

@@ -7,7 +7,7 @@
  * of the expected reward is the mean over students of advantage * epsilon / deviation, advantages by leave-one-out; an
  * Adam step follows it (Sehnke et al. 2010, parameter-exploring policy gradients).
  *
- * What is drawn, by groups of neighbouring layers:
+ * What is drawn, by groups of neighbouring layers of those that do not slide:
  *   - the logarithm of the group's layer budgets, and how it changes with the level (policy/network.h);
  *   - where there is a summary slot: the offset of its logit, and how that changes with the level;
  *   - a weight of each input but content, added to the skip weights of all the group's heads;
@@ -60,6 +60,8 @@ static const struct {
 /* The parameters: of each kind `each[kind]` in a row, from `first[kind]` on; groups of layers, of weights
  * [groups][inputs], of weights of all layers [inputs], and one of what else is of all layers. */
 struct parameters {
+    uint32_t layers;               /* that do not slide */
+    const uint32_t *layer_numbers; /* [layers] their places among the model's */
     uint32_t groups, inputs, count;
     uint32_t first[KINDS], each[KINDS];
 };
@@ -80,9 +82,11 @@ static uint32_t parameter_steps(const struct train_options *options) {
 
 /* ---- parameters and networks ---- */
 
-static struct parameters parameters_of(const struct policy_network *network) {
+static struct parameters parameters_of(const struct policy_network *network, const struct model *model) {
     const struct network_shape *shape = &network->shape;
-    struct parameters p = {.groups = shape->layers < GROUPS_MAX ? shape->layers : GROUPS_MAX};
+    uint32_t layers = model->shape.global_layers;
+    struct parameters p = {
+        .layers = layers, .layer_numbers = model->global_layers, .groups = layers < GROUPS_MAX ? layers : GROUPS_MAX};
     if (shape->features == FEATURES_CONTENT)
         p.inputs = network_inputs_count(shape) - shape->content;
     p.each[BUDGET] = p.each[BUDGET_SLOPE] = p.groups;
@@ -98,8 +102,9 @@ static struct parameters parameters_of(const struct policy_network *network) {
     return p;
 }
 
-static uint32_t group_of(const struct parameters *p, uint32_t layer, uint32_t layers) {
-    return layer * p->groups / layers;
+/* Of the i-th layer of those that do not slide. */
+static uint32_t group_of(const struct parameters *p, uint32_t i) {
+    return i * p->groups / p->layers;
 }
 
 static double clamp(double x, enum kind kind) {
@@ -107,45 +112,45 @@ static double clamp(double x, enum kind kind) {
 }
 
 /* Numbers of layers, each moved by its group's, and by that of all layers where there is one (else all == kind). */
-static void add_layers(
-    const struct parameters *p, const double *delta, enum kind kind, enum kind all, float *numbers, uint32_t layers) {
-    for (uint32_t layer = 0; layer < layers && p->each[kind] > 0; layer++) {
-        double number = (double)numbers[layer] + delta[p->first[kind] + group_of(p, layer, layers)];
-        number += all != kind ? delta[p->first[all]] : 0;
-        numbers[layer] = (float)clamp(number, kind);
+static void add_layers(const struct parameters *p, const double *delta, enum kind kind, enum kind all, float *numbers) {
+    for (uint32_t i = 0; i < p->layers && p->each[kind] > 0; i++) {
+        float *number = &numbers[p->layer_numbers[i]];
+        double moved = (double)*number + delta[p->first[kind] + group_of(p, i)];
+        moved += all != kind ? delta[p->first[all]] : 0;
+        *number = (float)clamp(moved, kind);
     }
 }
 
 /* Budgets with a mean of 1. */
 static void add_budgets(const struct parameters *p, const double *delta, struct policy_network *network) {
-    uint32_t layers = network->shape.layers;
     double sum = 0;
-    for (uint32_t layer = 0; layer < layers; layer++) {
-        double factor = exp(delta[p->first[BUDGET] + group_of(p, layer, layers)]);
-        network->layer_budgets[layer] = (float)clamp((double)network->layer_budgets[layer] * factor, BUDGET);
-        sum += (double)network->layer_budgets[layer];
+    for (uint32_t i = 0; i < p->layers; i++) {
+        float *budget = &network->layer_budgets[p->layer_numbers[i]];
+        *budget = (float)clamp((double)*budget * exp(delta[p->first[BUDGET] + group_of(p, i)]), BUDGET);
+        sum += (double)*budget;
     }
-    for (uint32_t layer = 0; layer < layers; layer++)
-        network->layer_budgets[layer] = (float)((double)network->layer_budgets[layer] * layers / sum);
+    for (uint32_t i = 0; i < p->layers; i++) {
+        float *budget = &network->layer_budgets[p->layer_numbers[i]];
+        *budget = (float)((double)*budget * p->layers / sum);
+    }
 }
 
 static void add_weights(const struct parameters *p, const double *delta, struct policy_network *network) {
     const struct network_shape *shape = &network->shape;
     uint32_t all = network_inputs_count(shape);
-    for (uint32_t head = 0; head < shape->layers * shape->kv_heads; head++) {
-        float *skip = network->skip + (size_t)head * all + shape->content;
-        uint32_t group = group_of(p, head / shape->kv_heads, shape->layers);
+    for (uint32_t i = 0; i < p->layers * shape->kv_heads; i++) {
+        uint32_t layer = p->layer_numbers[i / shape->kv_heads], group = group_of(p, i / shape->kv_heads);
+        float *skip = network->skip + ((size_t)layer * shape->kv_heads + i % shape->kv_heads) * all + shape->content;
         for (uint32_t f = 0; f < p->inputs; f++)
             skip[f] += (float)(delta[p->first[WEIGHT] + group * p->inputs + f] + delta[p->first[WEIGHT_ALL] + f]);
     }
 }
 
 static void add_parameters(const struct parameters *p, const double *delta, struct policy_network *network) {
-    uint32_t layers = network->shape.layers;
     add_budgets(p, delta, network);
-    add_layers(p, delta, BUDGET_SLOPE, BUDGET_SLOPE, network->layer_budget_slopes, layers);
-    add_layers(p, delta, SUMMARY_OFFSET, SUMMARY_OFFSET_ALL, network->summary_offsets, layers);
-    add_layers(p, delta, SUMMARY_SLOPE, SUMMARY_SLOPE_ALL, network->summary_slopes, layers);
+    add_layers(p, delta, BUDGET_SLOPE, BUDGET_SLOPE, network->layer_budget_slopes);
+    add_layers(p, delta, SUMMARY_OFFSET, SUMMARY_OFFSET_ALL, network->summary_offsets);
+    add_layers(p, delta, SUMMARY_SLOPE, SUMMARY_SLOPE_ALL, network->summary_slopes);
     if (p->inputs > 0)
         add_weights(p, delta, network);
     network->floor = (float)clamp((double)network->floor + delta[p->first[FLOOR]], FLOOR);
@@ -180,7 +185,7 @@ static int parameter_begin(struct training *training, struct error *error) {
         return error_set(error, ERROR_MEMORY, "no memory for the stage kl_parameter");
     uint32_t students = training->options->students + training->options->students % 2;
     state->training = training;
-    state->parameters = parameters_of(training->network);
+    state->parameters = parameters_of(training->network, engine_model(training->engine));
     state->students = students < ROLLOUT_STUDENTS_MAX ? students : ROLLOUT_STUDENTS_MAX;
     state->draws = malloc(state->students * state->parameters.count * sizeof *state->draws);
     state->gradient = malloc(state->parameters.count * sizeof *state->gradient);

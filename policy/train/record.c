@@ -15,6 +15,7 @@
 enum { STREAM_STUDENTS = 0x53545544, STREAM_PRUNES = 0x5052554E };
 enum { GROUP_MOST = 8, STATISTICS = STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_ENTROPY };
 enum { MEMORY_MOST = 2000 << 20 /* of all examples */, LAYERS_PART = 3 /* one of so many layers, if memory allows */ };
+enum { LAYERS_LEAST = 4 /* a model with few layers that are pruned has all of so many recorded */ };
 enum { ROWS_OF_LANE = 4 /* a decode step of a long sequence takes as long as so many rows of a prompt */ };
 enum { EXAMPLES_MOST = 1 + RECORD_STUDENTS * RECORD_PRUNES, UNBOUNDED = 1 << 30 /* a budget that is never reached */ };
 enum { BUDGET_INPUTS = 1 << INPUT_BUDGET | 1 << INPUT_RECENT_8 | 1 << INPUT_RECENT_4 | 1 << INPUT_RECENT_2 };
@@ -387,7 +388,8 @@ static uint32_t layers_of_example(
     double part = 1 + (records->each - 1) * (ratio_most - ratio_least) / log(ratio_most / ratio_least);
     double slots = ((double)options->prompt_least + options->prompt_most) / 2 * sequences * part;
     double bytes = slots * shape->kv_heads * (double)recording_slot_bytes(records);
-    double most = MEMORY_MOST / bytes, wanted = ceil((double)shape->layers / LAYERS_PART);
+    double most = MEMORY_MOST / bytes, wanted = ceil((double)records->layers / LAYERS_PART);
+    wanted = fmax(wanted, fmin(records->layers, LAYERS_LEAST));
     double layers = most < wanted ? floor(most) : wanted;
     return layers < 1 ? 1 : (uint32_t)layers;
 }
@@ -399,7 +401,8 @@ static struct records *allocate_records(
         no_memory(error);
         return NULL;
     }
-    const struct model_shape *model = &engine_model(training->engine)->shape;
+    const struct model *loaded = engine_model(training->engine);
+    const struct model_shape *model = &loaded->shape;
     bool students = plan->students != NULL;
     records->group = model->heads / model->kv_heads;
     records->outputs = plan->outputs;
@@ -409,6 +412,8 @@ static struct records *allocate_records(
     records->fixed_mask = bare.inputs &= ~(uint32_t)BUDGET_INPUTS;
     records->fixed = network_inputs_count(&bare);
     records->heads = records->shape.layers * records->shape.kv_heads;
+    records->layers = model->global_layers;
+    records->layer_numbers = loaded->global_layers;
     records->each = students ? EXAMPLES_MOST : 1;
     records->heads_most = layers_of_example(records, training->options, plan->sequences) * records->shape.kv_heads;
     records->slots_most = training->options->prompt_most + (students ? RECORD_INTERVALS * plan->students->interval : 0);

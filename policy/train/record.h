@@ -4,8 +4,8 @@
  * attention each slot gets from the queries that follow (POLICIES.md, Training). Each sequence of the data is computed
  * once by a teacher, keeping everything: its cache at the end of the prompt is an example. For rank_pruned students
  * prune the same tokens as serving does, and their caches at some of their prunes are examples too; what the slots
- * there will be worth is what the teacher pays to the same positions. Of a part of the layers, drawn by the seed, all
- * heads are recorded. Numbers are kept as f16.
+ * there will be worth is what the teacher pays to the same positions. Of a part of the layers that do not slide, drawn
+ * by the seed, all heads are recorded. Numbers are kept as f16.
  */
 #ifndef POLICY_TRAIN_RECORD_H
 #define POLICY_TRAIN_RECORD_H
@@ -42,14 +42,16 @@ struct recorded_sequence {
 
 struct records {
     struct network_shape shape;
-    uint32_t fixed;      /* inputs that do not depend on the budget: they come first */
-    uint32_t inputs;     /* all, without content */
-    uint32_t fixed_mask; /* enum network_input */
-    uint32_t heads;      /* of the model */
-    uint32_t group;      /* query heads of a KV head */
-    bool outputs;        /* what errors of outputs are computed from is recorded */
-    uint32_t heads_most; /* of an example */
-    uint32_t slots_most; /* of any head */
+    uint32_t fixed;                /* inputs that do not depend on the budget: they come first */
+    uint32_t inputs;               /* all, without content */
+    uint32_t fixed_mask;           /* enum network_input */
+    uint32_t heads;                /* of the model */
+    uint32_t layers;               /* that may be recorded: those that do not slide */
+    const uint32_t *layer_numbers; /* [layers] their places among the model's */
+    uint32_t group;                /* query heads of a KV head */
+    bool outputs;                  /* what errors of outputs are computed from is recorded */
+    uint32_t heads_most;           /* of an example */
+    uint32_t slots_most;           /* of any head */
     uint32_t each;  /* examples of a sequence of the data: the teacher's, then those of students; they lie together */
     uint32_t count; /* of all examples */
     struct recorded_sequence *sequences; /* [count] */

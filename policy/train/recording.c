@@ -72,17 +72,16 @@ static size_t head_bytes(const struct records *records) {
     return (records->outputs ? later : 0) + (size_t)ARRAYS * ALIGNMENT;
 }
 
-/* All heads of some layers, which the seed draws. */
+/* All heads of some layers, which the seed draws of those that do not slide. */
 static void choose_heads(const struct records *records, uint64_t seed, uint32_t index, struct recorded_sequence *out) {
-    const struct network_shape *shape = &records->shape;
-    uint32_t left = records->heads_most / shape->kv_heads, head = 0;
-    for (uint32_t layer = 0; layer < shape->layers; layer++) { /* each with the chance left / layers to come */
-        float chance = random_uniform(seed, STREAM_LAYERS, index, layer);
-        if (chance * (float)(shape->layers - layer) >= (float)left)
+    uint32_t kv_heads = records->shape.kv_heads, left = records->heads_most / kv_heads, head = 0;
+    for (uint32_t i = 0; i < records->layers; i++) { /* each with the chance left / layers to come */
+        float chance = random_uniform(seed, STREAM_LAYERS, index, i);
+        if (chance * (float)(records->layers - i) >= (float)left)
             continue;
         left--;
-        for (uint32_t k = 0; k < shape->kv_heads; k++)
-            out->heads[head++].head = layer * shape->kv_heads + k;
+        for (uint32_t k = 0; k < kv_heads; k++)
+            out->heads[head++].head = records->layer_numbers[i] * kv_heads + k;
     }
     out->heads_count = head;
 }
@@ -204,9 +203,11 @@ static int read_inputs(struct recording_reader *reader, struct sequence *sequenc
 
 int recording_standards(
     struct recording_reader *reader, struct sequence *sequence, float (*standards)[6], struct error *error) {
-    uint32_t count;
+    const struct records *records = reader->records;
+    uint32_t kv_heads = records->shape.kv_heads, count;
     int code = 0;
-    for (uint32_t head = 0; code == 0 && head < reader->records->heads; head++) {
+    for (uint32_t i = 0; code == 0 && i < records->layers * kv_heads; i++) {
+        uint32_t head = records->layer_numbers[i / kv_heads] * kv_heads + i % kv_heads;
         code = read_inputs(reader, sequence, head, &count, standards[head], error);
         if (code == 0)
             code = train_yield(reader->training);

@@ -46,7 +46,8 @@ int recording_end_future(
  * recording_finish. standards [heads of the model]: what FEATURES_PAPER has frozen; NULL: that of the cache. */
 int recording_read(struct recording_reader *reader, struct recording *example, struct sequence *sequence,
     const float (*standards)[6], struct error *error);
-/* FEATURES_PAPER: what a prune of the sequence now would freeze: standards [heads of the model]. */
+/* FEATURES_PAPER: what a prune of the sequence now would freeze: standards [heads of the model], of those that do not
+ * slide. */
 int recording_standards(
     struct recording_reader *reader, struct sequence *sequence, float (*standards)[6], struct error *error);
 /* Targets, once cache and future are known. */

@@ -32,8 +32,11 @@ struct kl_student {
 struct kl_state {
     struct training *training;
     struct actor *actor;
-    struct network_shape bare; /* without content */
-    uint32_t heads, students_count, prunes, capacity, batch_layers;
+    struct network_shape bare;     /* without content */
+    uint32_t heads;                /* of the model */
+    uint32_t layers;               /* that are pruned: those that do not slide */
+    const uint32_t *layer_numbers; /* [layers] their places among the model's */
+    uint32_t students_count, prunes, capacity, batch_layers;
     struct kl_student students[ROLLOUT_STUDENTS_MAX];
     uint32_t prompt;    /* tokens, of the rollout at work */
     uint32_t *prune_at; /* [prunes] */
@@ -45,7 +48,7 @@ struct kl_state {
     uint32_t *positions, *slots;
     uint8_t *keep;
     /* A prune. */
-    uint32_t *budgets; /* [heads] */
+    uint32_t *budgets; /* [heads that are pruned] */
     uint32_t *kept;    /* [heads][capacity] */
     const uint32_t **lists;
     uint32_t *counts;
@@ -111,6 +114,16 @@ static void kl_end(struct training *training) {
     training->stage_state = NULL;
 }
 
+/* Heads that are pruned, one after the other: their number, and the place of one among the model's. */
+static uint32_t pruned_heads(const struct kl_state *state) {
+    return state->layers * state->bare.kv_heads;
+}
+
+static uint32_t head_at(const struct kl_state *state, uint32_t index) {
+    uint32_t kv_heads = state->bare.kv_heads;
+    return state->layer_numbers[index / kv_heads] * kv_heads + index % kv_heads;
+}
+
 static bool wants(const struct network_shape *shape, enum network_input input) {
     return (shape->inputs >> input & 1) != 0;
 }
@@ -139,8 +152,8 @@ static uint32_t layers_of_batch(const struct kl_state *state) {
     const struct network_shape *shape = &network->shape;
     size_t slot = (network_inputs_count(shape) + shape->head_dim + 8) * sizeof(float);
     size_t layers = BATCH_BYTES / (slot * state->capacity * shape->kv_heads);
-    if (network->scope == SCOPE_MODEL || layers > shape->layers)
-        return shape->layers;
+    if (network->scope == SCOPE_MODEL || layers > state->layers)
+        return state->layers;
     return layers > 0 ? (uint32_t)layers : 1;
 }
 
@@ -222,6 +235,8 @@ static int kl_begin(struct training *training, struct error *error) {
     state->bare = *shape;
     state->bare.content = 0;
     state->heads = shape->layers * shape->kv_heads;
+    state->layers = engine_model(training->engine)->shape.global_layers;
+    state->layer_numbers = engine_model(training->engine)->global_layers;
     state->students_count = options->students < ROLLOUT_STUDENTS_MAX ? options->students : ROLLOUT_STUDENTS_MAX;
     state->prunes = 1 + (options->rollout - 2) / training->network->interval; /* those that a step follows */
     state->capacity = (options->prompt_most + options->rollout) / KV_PAGE_SLOTS * KV_PAGE_SLOTS + 2 * KV_PAGE_SLOTS;
@@ -233,10 +248,11 @@ static int kl_begin(struct training *training, struct error *error) {
 
 /* ---- a prune ---- */
 
-/* Reads a head into row `row` of the batch, without empty slots. */
+/* Reads a head (`index` of those that are pruned) into row `row` of the batch, without empty slots. */
 static int read_head(
-    struct kl_student *student, struct sequence *sequence, uint32_t head, uint32_t row, struct error *error) {
+    struct kl_student *student, struct sequence *sequence, uint32_t index, uint32_t row, struct error *error) {
     struct kl_state *state = student->state;
+    uint32_t head = head_at(state, index);
     struct head_features *features = &state->features;
     const struct network_shape *shape = &state->training->network->shape;
     size_t first = (size_t)row * state->capacity, dim = shape->head_dim, width = network_inputs_count(&state->bare);
@@ -271,7 +287,7 @@ static int read_head(
     if (!student->frozen)
         network_standardise(&state->bare, state->inputs + first * width, count, student->standard[head]);
     state->batch[row] = (struct actor_head){.head = head,
-        .budget = state->budgets[head],
+        .budget = state->budgets[index],
         .slots = {.count = count,
             .inputs = state->inputs + first * width,
             .keys = features->keys != NULL ? state->keys + first * dim : NULL,
@@ -285,26 +301,31 @@ static int read_head(
 static void allocate_budgets(const struct kl_student *student, struct sequence *sequence) {
     const struct kl_state *state = student->state;
     const struct policy_settings *settings = sequence_policy(sequence);
-    const struct network_shape *shape = &state->bare;
-    struct budget_input input = {
-        .settings = settings, .layers = shape->layers, .kv_heads = shape->kv_heads, .seen = sequence_length(sequence)};
+    struct budget_input input = {.settings = settings,
+        .layers = state->layers,
+        .numbers = state->layer_numbers,
+        .kv_heads = state->bare.kv_heads,
+        .seen = sequence_length(sequence)};
     budget_allocate(&input, state->budgets);
-    for (uint32_t h = 0; settings->summary && h < state->heads; h++) {
-        uint32_t slots = kv_sequence_slots(sequence_kv(sequence), h / shape->kv_heads, h % shape->kv_heads);
-        bool has = student->lost[h] || slots > state->budgets[h] || settings->scope != SCOPE_HEAD;
-        state->budgets[h] -= has && state->budgets[h] > 1;
+    for (uint32_t i = 0; settings->summary && i < pruned_heads(state); i++) {
+        uint32_t h = head_at(state, i);
+        uint32_t slots = kv_sequence_slots(sequence_kv(sequence), h / input.kv_heads, h % input.kv_heads);
+        bool has = student->lost[h] || slots > state->budgets[i] || settings->scope != SCOPE_HEAD;
+        state->budgets[i] -= has && state->budgets[i] > 1;
     }
 }
 
 /* Whether engine_prune would evict anything. */
 static bool is_over(const struct kl_student *student, struct sequence *sequence) {
     const struct policy_settings *settings = sequence_policy(sequence);
-    const struct network_shape *shape = &student->state->bare;
-    uint32_t budget = policy_budget(settings, sequence_length(sequence));
+    const struct kl_state *state = student->state;
+    uint32_t kv_heads = state->bare.kv_heads, budget = policy_budget(settings, sequence_length(sequence));
     budget -= settings->summary && student->lost_any && budget > 1;
-    for (uint32_t h = 0; h < student->state->heads; h++)
-        if (kv_sequence_tokens(sequence_kv(sequence), h / shape->kv_heads, h % shape->kv_heads) > budget)
+    for (uint32_t i = 0; i < pruned_heads(state); i++) {
+        uint32_t h = head_at(state, i);
+        if (kv_sequence_tokens(sequence_kv(sequence), h / kv_heads, h % kv_heads) > budget)
             return true;
+    }
     return false;
 }
 
@@ -324,7 +345,7 @@ static void list_kept(struct kl_student *student, uint32_t rows) {
     }
 }
 
-/* Heads of layers [first, end). */
+/* Heads of layers [first, end) of those that are pruned. */
 static int draw_layers(struct kl_student *student, struct sequence *sequence, uint32_t prune, uint32_t first,
     uint32_t end, struct error *error) {
     struct kl_state *state = student->state;
@@ -351,12 +372,13 @@ static int draw_layers(struct kl_student *student, struct sequence *sequence, ui
 /* Keeps all there is. */
 static int keep_all(struct kl_student *student, struct sequence *sequence, struct error *error) {
     struct kl_state *state = student->state;
-    for (uint32_t h = 0; h < state->heads; h++) {
-        uint32_t kv_heads = state->bare.kv_heads, *list = state->kept + (size_t)h * state->capacity;
+    for (uint32_t i = 0; i < pruned_heads(state); i++) {
+        uint32_t h = head_at(state, i), kv_heads = state->bare.kv_heads,
+                 *list = state->kept + (size_t)h * state->capacity;
         state->counts[h] = kv_sequence_slots(sequence_kv(sequence), h / kv_heads, h % kv_heads);
         state->lists[h] = list;
-        for (uint32_t i = 0; i < state->counts[h]; i++)
-            list[i] = i;
+        for (uint32_t slot = 0; slot < state->counts[h]; slot++)
+            list[slot] = slot;
     }
     return sequence_prune_to(sequence, state->lists, state->counts, error);
 }
@@ -365,7 +387,7 @@ static int keep_all(struct kl_student *student, struct sequence *sequence, struc
 static int choose(void *context, struct sequence *sequence, uint32_t prune, struct error *error) {
     struct kl_student *student = context;
     struct kl_state *state = student->state;
-    uint32_t at = sequence_length(sequence) - state->prompt, layers = state->bare.layers, step = state->batch_layers;
+    uint32_t at = sequence_length(sequence) - state->prompt, layers = state->layers, step = state->batch_layers;
     if (prune >= state->prunes)
         return keep_all(student, sequence, error);
     state->prune_at[prune] = at;

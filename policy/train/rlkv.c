@@ -19,6 +19,7 @@ enum { STREAM_GATES = 0x47415445, STREAM_MASKS = 0x4741544D };
 
 struct gates_state {
     struct training *training;
+    const struct model *model;
     uint32_t heads, students;
     uint8_t *masks; /* [students][heads] */
     float *kl;      /* [students][rollout] */
@@ -130,6 +131,7 @@ static int gates_begin(struct training *training, struct error *error) {
     if (state == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for the stage gates");
     state->training = training;
+    state->model = engine_model(training->engine);
     state->heads = heads_of(training->network);
     state->students = students < ROLLOUT_STUDENTS_MAX ? students : ROLLOUT_STUDENTS_MAX;
     state->masks = malloc((size_t)state->students * state->heads);
@@ -140,13 +142,18 @@ static int gates_begin(struct training *training, struct error *error) {
 
 /* ---- a step ---- */
 
+/* Heads of sliding layers keep their window, whatever their gates say: those stay as they are. */
+static bool slides(const struct gates_state *state, uint32_t head) {
+    return state->model->windows[head / state->model->shape.kv_heads] != 0;
+}
+
 /* Heads that keep everything, and the student that acts by them. */
 static int draw_student(
     struct gates_state *state, uint32_t index, struct rollout_student *student, struct error *error) {
     const struct training *training = state->training;
     uint8_t *mask = state->masks + (size_t)index * state->heads;
     struct head_gates *gates = create_gates(training->network);
-    uint32_t full = 0;
+    uint32_t full = 0, pruned = state->model->shape.global_layers * state->model->shape.kv_heads;
     *student = (struct rollout_student){.choose = NULL};
     int code = set_gates(training->network, gates, &student->settings, error);
     if (code != 0)
@@ -156,9 +163,9 @@ static int draw_student(
             (double)random_uniform(training->options->seed, STREAM_MASKS + index, (uint32_t)training->stage_step, h);
         mask[h] = uniform < rlkv_gate(training->network, h);
         gates->values[h] = mask[h];
-        full += mask[h];
+        full += mask[h] != 0 && !slides(state, h);
     }
-    student->settings.sparsity = (float)((double)(state->heads - full) / state->heads);
+    student->settings.sparsity = (float)((double)(pruned - full) / pruned);
     return 0;
 }
 
@@ -201,12 +208,15 @@ static float *find_logits(const struct policy_network *network, struct gradient 
 }
 
 /* Mean over heads of the entropy of a gate's draw. */
-static double mean_entropy(const struct policy_network *network) {
-    uint32_t heads = heads_of(network);
+static double mean_entropy(const struct gates_state *state) {
+    uint32_t heads = 0;
     double sum = 0;
-    for (uint32_t h = 0; h < heads; h++) {
-        double gate = rlkv_gate(network, h);
+    for (uint32_t h = 0; h < state->heads; h++) {
+        if (slides(state, h))
+            continue;
+        double gate = rlkv_gate(state->training->network, h);
         sum -= gate * log(fmax(gate, 1e-12)) + (1 - gate) * log(fmax(1 - gate, 1e-12));
+        heads++;
     }
     return sum / heads;
 }
@@ -224,10 +234,12 @@ static int gates_step(struct training *training, struct stage_result *result, st
         rewards[s] = rollout_reward(state->kl + (size_t)s * options->rollout, options->rollout);
         result->reward += rewards[s] / state->students;
     }
-    result->entropy = mean_entropy(training->network);
+    result->entropy = mean_entropy(state);
     gradient_clear(training->gradient);
-    rlkv_gradient(training->network, state->masks, rewards, state->students, (double)options->gate_penalty,
-        find_logits(training->network, training->gradient));
+    float *logits = find_logits(training->network, training->gradient);
+    rlkv_gradient(training->network, state->masks, rewards, state->students, (double)options->gate_penalty, logits);
+    for (uint32_t h = 0; h < state->heads; h++)
+        logits[h] = slides(state, h) ? 0 : logits[h];
     result->learning_rate = adamw_rate(&optimiser, training->adamw->step);
     result->gradient_norm = adamw_update(training->adamw, &optimiser, training->gradient, training->network);
     return 0;

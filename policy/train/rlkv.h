@@ -14,8 +14,8 @@
  *   gradient    of logit h: mean over students of advantage * (m_h - g_h), less gate_penalty * g_h (1 - g_h), the
  *               slope of the penalty gate_penalty * sum of g; a step of AdamW follows it
  *
- * Gates begin at 1/2. `ratios` are those of held-out comparisons, where as many heads keep everything as the budget has
- * room for, those with the highest gates.
+ * Gates begin at 1/2, and stay there in layers that slide: these keep their window by themselves. `ratios` are those of
+ * held-out comparisons, where as many heads keep everything as the budget has room for, those with the highest gates.
  *
  * The logits are the skip weights of a network of the smallest shape (network_start makes it), so that optimiser and
  * checkpoints need nothing of their own.

@@ -52,9 +52,9 @@ struct policy_network *network_start(
         .layers = model->shape.layers,
         .kv_heads = model->shape.kv_heads,
         .head_dim = model->shape.head_dim};
-    if (model->shape.global_layers < model->shape.layers) {
-        error_set(
-            error, ERROR_UNSUPPORTED, "%s: training on a model with sliding windows is not supported", model->path);
+    if (model->shape.global_layers == 0) {
+        error_set(error, ERROR_UNSUPPORTED, "%s: no policy can be trained: all layers slide, and none is pruned",
+            model->path);
         return NULL;
     }
     if (options->method == TRAIN_RLKV)

@@ -298,9 +298,20 @@ static int write_record(
     return 0;
 }
 
+/* Layers that slide have learned nothing. What they have of their own is read when the network is carried over to a
+ * model whose layers lie otherwise, and is made of that of their neighbours. */
+static struct policy_network *copy_for_file(const struct training *training, const struct policy_network *network) {
+    const struct model *model = engine_model(training->engine);
+    const struct policy_model target = engine_policy_model(training->engine);
+    bool plain = model->shape.global_layers == model->shape.layers || training->options->method == TRAIN_RLKV;
+    if (plain || !network_can_carry(&network->shape))
+        return network_copy(network);
+    return network_carry(network, model->global_layers, model->shape.global_layers, &target, NULL);
+}
+
 static int save_network(const struct run_state *state, const struct policy_network *network, uint64_t step,
     const char *file, struct error *error) {
-    struct policy_network *copy = network_copy(network);
+    struct policy_network *copy = copy_for_file(&state->training, network);
     if (copy == NULL)
         return error_set(error, ERROR_MEMORY, "no memory for a copy of the network");
     int code = write_record(state, copy, step, error);

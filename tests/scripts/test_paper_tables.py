@@ -20,7 +20,8 @@ PROGRAM = pathlib.Path(os.environ.get("DISTILLCACHE_TEST_BUILD", ROOT / "build")
 MODEL = os.environ.get("DISTILLCACHE_TEST_MODEL") or "/nonexistent"
 SLIM_MODEL = os.environ.get("DISTILLCACHE_TEST_SLIM_MODEL") or MODEL
 TIMEOUT_S = 300
-TABLES = ["budgets", "trained", "lengths", "hybrid", "rewards", "features", "paper", "errors", "positions", "curves", "latency"]
+TABLES = ["budgets", "trained", "lengths", "hybrid", "rewards", "features", "paper", "transfer", "errors", "positions",
+          "curves", "latency"]
 TINY_TRAINING = ["--sequences", "1", "--", "--set", "prompt_most=160", "--set", "valid_prompts=1", "--set", "valid_rollout=4",
                  "--set", "rollout=8"]
 
@@ -67,6 +68,7 @@ def test_help_names_every_table():
     (("latency", "--depth", "-4"), '--depth: "-4"'),
     (("lengths", "--text", "/nonexistent"), "cannot read /nonexistent"),
     (("lengths", "--program", "/nonexistent"), "there is no program /nonexistent"),
+    (("transfer", "--from", "/nonexistent"), "--from: cannot read /nonexistent"),
     (("curves", "--program", PROGRAM, "--questions", "/dev/null", "--state", "STATE"), "--questions goes with --text"),
     (("curves", "--program", PROGRAM, "--seeds", "1;2", "--state", "STATE"), '"1;2" is not a list of whole numbers'),
     (("trained", "--program", PROGRAM, "--policies", "h3o", "--limit", "1", "--state", "STATE"), "h3o"),
@@ -202,6 +204,15 @@ def test_the_paper_s_recipe_is_beside_the_shipped_policy(tmp_path):
                   *TINY_TRAINING[2:], model=MODEL)  # the one that a policy is shipped for
     assert [row[0] for row in found[1:]] == ["`full`", "`h2o,interval=16`", "h2o at the paper's interval, 1",
                                              "the shipped policy", "recipe paper"]
+    assert all(re.match(r"\d+\.\d\d \[", row[1]) for row in found[3:])
+
+
+def test_networks_of_another_model_are_carried_over(tmp_path):
+    found = table("transfer", tmp_path, "--from", MODEL, "--steps", "2", "--policies", "streaming", "--limit", "1",
+                  "--length", "96", "--ratio", "0.5", *TINY_TRAINING)
+    assert [row[0] for row in found[1:]] == [
+        "`full`", "`h2o,interval=16`", "`streaming`", "the paper's five, trained on the other model",
+        "statistics, trained on the other model", "the paper's five, trained on this model", "content, trained on this model"]
     assert all(re.match(r"\d+\.\d\d \[", row[1]) for row in found[3:])
 
 

@@ -149,6 +149,110 @@ static void test_copy(void **state) {
     network_release(copy);
 }
 
+/* ---- for another model ---- */
+
+/* Statistics alone, 2 layers of 2 heads, into 4 layers of one: depths 1/4 and 3/4 into 1/8, 3/8, 5/8 and 7/8. */
+static void test_carry(void **state) {
+    (void)state;
+    struct error error = {0};
+    struct network_shape shape = plain;
+    shape.content = 0;
+    shape.layers = 2;
+    struct policy_network *network = make(&shape);
+    const struct policy_model model = {.fingerprint = "b", .layers = 4, .kv_heads = 1, .head_dim = 256};
+    struct policy_network *carried = network_carry(network, NULL, 0, &model, &error);
+    assert_non_null(carried);
+    assert_int_equal(carried->shape.layers, 4);
+    assert_int_equal(carried->shape.kv_heads, 1);
+    assert_int_equal(carried->shape.head_dim, 256);
+    const float second[] = {0, 0.25f, 0.75f, 1}; /* part of the second layer */
+    uint32_t inputs = network_inputs_count(&shape);
+    const struct {
+        const float *from, *to;
+        uint32_t width;
+    } arrays[] = {{network->mean, carried->mean, inputs}, {network->scale, carried->scale, inputs},
+        {network->skip, carried->skip, inputs}, {network->b1, carried->b1, shape.hidden}};
+    for (uint32_t a = 0; a < 4; a++)
+        for (uint32_t layer = 0; layer < 4; layer++)
+            for (uint32_t i = 0; i < arrays[a].width; i++) {
+                const float *x = arrays[a].from + i;
+                uint32_t width = arrays[a].width;
+                float low = (x[0] + x[width]) / 2, high = (x[2 * width] + x[3 * width]) / 2;
+                float want = low + second[layer] * (high - low), got = arrays[a].to[layer * width + i];
+                assert_true(fabsf(got - want) < 1e-6f);
+            }
+    for (uint32_t layer = 0; layer < 4; layer++) {
+        float want =
+            network->layer_budgets[0] + second[layer] * (network->layer_budgets[1] - network->layer_budgets[0]);
+        assert_true(fabsf(carried->layer_budgets[layer] - want) < 1e-6f);
+    }
+    assert_memory_equal(carried->w1, network->w1, (size_t)shape.hidden * inputs * sizeof(float));
+    assert_memory_equal(carried->w2, network->w2, shape.hidden * sizeof(float));
+    assert_string_equal(carried->fingerprint, network->fingerprint);
+    assert_string_equal(carried->record, network->record);
+    network_release(carried);
+    network_release(network);
+}
+
+/* Of the same shape nothing changes, but for layers that are not of the source: they lie between its own. */
+static void test_carry_layers(void **state) {
+    (void)state;
+    struct error error = {0};
+    struct network_shape shape = plain;
+    shape.content = 0;
+    shape.layers = 5;
+    struct policy_network *network = make(&shape);
+    const struct policy_model model = {
+        .fingerprint = "b", .layers = 5, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
+    struct policy_network *carried = network_carry(network, NULL, 0, &model, &error);
+    assert_non_null(carried);
+    expect_same(network, carried);
+    network_release(carried);
+    carried = network_carry(network, (const uint32_t[]){1, 3}, 2, &model, &error);
+    assert_non_null(carried);
+    size_t row = network_inputs_count(&shape), layer = row * shape.kv_heads;
+    assert_memory_equal(carried->skip, network->skip + layer, layer * sizeof(float));
+    assert_memory_equal(carried->skip + layer, network->skip + layer, layer * sizeof(float));
+    assert_memory_equal(carried->skip + 3 * layer, network->skip + 3 * layer, layer * sizeof(float));
+    assert_memory_equal(carried->skip + 4 * layer, network->skip + 3 * layer, layer * sizeof(float));
+    for (size_t i = 0; i < row; i++) {
+        const float *one = network->skip + layer + i, *three = network->skip + 3 * layer + i;
+        float want = (one[0] + one[row] + three[0] + three[row]) / 4;
+        assert_true(fabsf(carried->skip[2 * layer + i] - want) < 1e-6f);
+        assert_true(fabsf(carried->skip[2 * layer + row + i] - want) < 1e-6f);
+    }
+    assert_true(
+        fabsf(carried->summary_offsets[2] - (network->summary_offsets[1] + network->summary_offsets[3]) / 2) < 1e-6f);
+    network_release(carried);
+    network_release(network);
+}
+
+/* The paper's features have nothing of a head's own; keys are read by one model alone; and shapes have limits. */
+static void test_carry_features(void **state) {
+    (void)state;
+    struct error error = {0};
+    struct policy_network *network = make(&paper);
+    struct policy_model model = {.fingerprint = "b", .layers = 1, .kv_heads = 5, .head_dim = 64};
+    struct policy_network *carried = network_carry(network, NULL, 0, &model, &error);
+    assert_non_null(carried);
+    struct network_array x, y;
+    for (uint32_t i = 0; network_array(network, i, &x) && network_array(carried, i, &y); i++)
+        if (strncmp(x.name, "layer", 5) != 0 && strncmp(x.name, "summary", 7) != 0)
+            assert_memory_equal(x.values, y.values, x.count * sizeof x.values[0]);
+    assert_true(carried->layer_budgets[0] == network->layer_budgets[1]); /* the middle one of three */
+    network_release(carried);
+    model.layers = 0;
+    assert_null(network_carry(network, NULL, 0, &model, &error));
+    assert_int_equal(error.code, ERROR_INVALID);
+    model.layers = 1;
+    network_release(network);
+    network = make(&plain);
+    assert_null(network_carry(network, NULL, 0, &model, &error));
+    assert_int_equal(error.code, ERROR_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "3 layers of 2 KV heads of width 16, this model has 1 of 5 of 64"));
+    network_release(network);
+}
+
 static void refuse_shape(struct network_shape shape, const char *words) {
     struct error error = {0};
     assert_null(network_create(&shape, &error));
@@ -349,6 +453,9 @@ int main(void) {
         cmocka_unit_test(test_create),
         cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_carry),
+        cmocka_unit_test(test_carry_layers),
+        cmocka_unit_test(test_carry_features),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_needs),
         cmocka_unit_test(test_gather_content),

@@ -240,6 +240,18 @@ static void test_layers_of_a_network(void **state) {
     budget_allocate(&input, budgets);
     for (int i = 0; i < 8; i++)
         assert_true(budgets[i] >= 90);
+    /* Of a model with sliding layers: those that are pruned, by their places. */
+    input.seen = 1000;
+    input.layers = 2;
+    input.numbers = (const uint32_t[]){0, 2};
+    budget_allocate(&input, budgets);
+    const uint32_t by_place[] = {41, 41, 161, 161}; /* one, and 200 times the weight's part of 2.5 */
+    assert_memory_equal(budgets, by_place, sizeof by_place);
+    input.numbers = (const uint32_t[]){0, 4}; /* which the network does not have */
+    budget_allocate(&input, budgets);
+    assert_true(budgets[0] == 101 && budgets[3] == 101);
+    input.layers = 4;
+    input.numbers = NULL;
     /* A layer without weight keeps the newest token, and with a summary one beside it. */
     input.seen = 1000;
     memcpy(settings.network->layer_budgets, (const float[]){4, 0, 0, 0}, 4 * sizeof(float));

@@ -366,9 +366,16 @@ static void test_resolve(void **state) {
     assert_int_equal(policy_settings_resolve(&second, &model, &foreign, &error), 0);
     assert_int_equal(second.network->shape.features, FEATURES_PAPER);
     assert_int_equal(policy_needs(&second, false), NETWORK | STATISTIC_STANDARD);
-    policy_settings_release(&second);
-    /* Another model's. */
+    /* Another model's: what reads statistics alone is carried over to another shape. */
     other.fingerprint = "abcd";
+    other.layers = 7;
+    assert_int_equal(policy_settings_resolve(&second, &other, &foreign, &error), 0);
+    assert_true(foreign);
+    assert_int_equal(second.network->shape.layers, 7);
+    assert_int_equal(policy_settings_fit(&second, &other, &error), 0);
+    assert_int_equal(policy_settings_fit(&second, &model, &error), ERROR_UNSUPPORTED);
+    policy_settings_release(&second);
+    other.layers = model.layers;
     assert_int_equal(policy_settings_resolve(&settings, &other, &foreign, &error), 0);
     assert_true(foreign);
     other.head_dim = 32;

@@ -71,17 +71,30 @@ static struct engine *open_engine(uint32_t threads, uint32_t rows, size_t kv_byt
     return engine_open(model, &options, &error);
 }
 
-static int set_up(void **state) {
-    (void)state;
+static int set_up_model(const struct tiny_llama *tiny) {
     struct error error = {0};
-    struct tiny_llama tiny = tiny_llama_default();
-    char *path = tiny_llama_save(&tiny);
+    char *path = tiny_llama_save(tiny);
     model = model_open(path, &error);
     unlink(path);
     free(path);
     tokenizer = model != NULL ? tokenizer_create(model->file, &error) : NULL;
     engine = tokenizer != NULL ? open_engine(1, 64, 16 << 20) : NULL;
     return engine == NULL;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    struct tiny_llama tiny = tiny_llama_default();
+    return set_up_model(&tiny);
+}
+
+/* Layers 0 and 2 slide: nothing is recorded of them. */
+static int set_up_sliding(void **state) {
+    (void)state;
+    struct tiny_llama tiny = tiny_llama_default();
+    tiny.layers = 4;
+    tiny.window = 20;
+    return set_up_model(&tiny);
 }
 
 static int tear_down(void **state) {
@@ -224,6 +237,7 @@ static void check_inputs(const struct setting *setting, const struct recorded_se
 static void check_head(const struct setting *setting, const struct recorded_sequence *example,
     const struct recorded_head *head, struct sequence *sequence, struct sequence *then, struct sequence *later) {
     static struct plain plain, before, after;
+    assert_int_equal(model->windows[head->head / model->shape.kv_heads], 0);
     read_plain(sequence, head->head, &plain);
     read_plain(then, head->head, &before);
     read_plain(later, head->head, &after);
@@ -365,5 +379,10 @@ int main(void) {
         cmocka_unit_test(test_begun_anew),
         cmocka_unit_test(test_other_engine),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    const struct CMUnitTest sliding_tests[] = {
+        cmocka_unit_test(test_examples),
+        cmocka_unit_test(test_frozen_means),
+    };
+    int failed = cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(sliding_tests, set_up_sliding, tear_down) + failed;
 }

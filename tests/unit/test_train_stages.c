@@ -17,13 +17,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "policy/budget.h"
 #include "policy/train/train.h"
 #include "tests/sanitized.h"
 #include "tests/unit/tiny_llama.h"
 
 enum { EVENTS_MAX = 64, SETTINGS_MAX = 12 };
 
-static struct model *model;
+static struct model *models[2]; /* every layer global; every second one */
 static struct tokenizer *tokenizer;
 static char folder[] = "/tmp/distillcache-stages-XXXXXX";
 static char out[64];
@@ -36,33 +37,50 @@ struct run_case {
     const char *settings[SETTINGS_MAX][2];
     uint32_t steps;
     bool rewarded; /* its last stage reports a reward and an entropy */
+    bool slides;   /* the model's layers 0 and 2 slide, 1 and 3 are pruned */
 };
 
 static const struct run_case cases[] = {
-    {"paper", TRAIN_DISTILLCACHE, true, {{"kl_steps", "3"}, {"hidden", "8"}, {"valid_prompts", "1"}}, 3, true},
+    {"paper", TRAIN_DISTILLCACHE, true, {{"kl_steps", "3"}, {"hidden", "8"}, {"valid_prompts", "1"}}, 3, true, false},
     {"paper, one student, layer", TRAIN_DISTILLCACHE, true,
-        {{"kl_steps", "3"}, {"hidden", "8"}, {"students", "1"}, {"scope", "layer"}, {"floor", "0.5"}}, 3, true},
+        {{"kl_steps", "3"}, {"hidden", "8"}, {"students", "1"}, {"scope", "layer"}, {"floor", "0.5"}}, 3, true, false},
     {"rollout8, subsets, summary", TRAIN_DISTILLCACHE, true,
         {{"kl_steps", "3"}, {"hidden", "8"}, {"reward", "rollout8"}, {"sampler", "subset"}, {"temperature", "2"},
             {"scope", "layer"}, {"summary", "1"}, {"interval", "3"}},
-        3, true},
-    {"local", TRAIN_RANKER, false, {{"rank_steps", "0"}, {"local_steps", "3"}}, 3, true},
+        3, true, false},
+    {"local", TRAIN_RANKER, false, {{"rank_steps", "0"}, {"local_steps", "3"}}, 3, true, false},
     {"rank, local of the paper's features, subsets", TRAIN_RANKER, false,
-        {{"features", "paper"}, {"rank_steps", "1"}, {"local_steps", "2"}, {"sampler", "subset"}}, 3, true},
-    {"ranking", TRAIN_RANKER, false, {{"rank_steps", "0"}, {"kl_steps", "3"}, {"reward", "ranking"}}, 3, true},
+        {{"features", "paper"}, {"rank_steps", "1"}, {"local_steps", "2"}, {"sampler", "subset"}}, 3, true, false},
+    {"ranking", TRAIN_RANKER, false, {{"rank_steps", "0"}, {"kl_steps", "3"}, {"reward", "ranking"}}, 3, true, false},
     {"foresight", TRAIN_FORESIGHT, false,
         {{"rank_steps", "2"}, {"kl_steps", "2"}, {"hidden", "8"}, {"protect_recent", "20"}, {"valid_prompts", "1"}}, 4,
-        true},
+        true, false},
     {"rlkv", TRAIN_RLKV, false,
         {{"gate_steps", "3"}, {"prompt_least", "100"}, {"prompt_most", "120"}, {"students", "3"}, {"ratios", "0.9"},
             {"valid_prompts", "1"}},
-        3, true},
-    {"content, model", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"kl_steps", "2"}, {"scope", "model"}}, 3, true},
-    {"pruned", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"pruned_steps", "4"}, {"pruned_sequences", "2"}}, 5, false},
+        3, true, false},
+    {"content, model", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"kl_steps", "2"}, {"scope", "model"}}, 3, true,
+        false},
+    {"pruned", TRAIN_RANKER, false, {{"rank_steps", "1"}, {"pruned_steps", "4"}, {"pruned_sequences", "2"}}, 5, false,
+        false},
     {"pruned, paper", TRAIN_RANKER, false,
         {{"features", "paper"}, {"hidden", "8"}, {"rank_steps", "1"}, {"pruned_steps", "2"}, {"pruned_sequences", "2"},
             {"kl_steps", "1"}},
-        4, true},
+        4, true, false},
+    {"slides: rank, pruned, parameters", TRAIN_RANKER, false,
+        {{"rank_steps", "1"}, {"pruned_steps", "1"}, {"pruned_sequences", "2"}, {"parameter_steps", "2"},
+            {"valid_prompts", "1"}},
+        4, false, true},
+    {"slides: the paper's features, layer", TRAIN_RANKER, false,
+        {{"features", "paper"}, {"hidden", "8"}, {"rank_steps", "1"}, {"pruned_steps", "1"}, {"pruned_sequences", "2"},
+            {"kl_steps", "2"}, {"scope", "layer"}, {"summary", "1"}, {"valid_prompts", "1"}},
+        4, true, true},
+    {"slides: local, model", TRAIN_RANKER, false,
+        {{"rank_steps", "0"}, {"local_steps", "1"}, {"kl_steps", "2"}, {"scope", "model"}}, 3, true, true},
+    {"slides: rlkv", TRAIN_RLKV, false,
+        {{"gate_steps", "3"}, {"prompt_least", "100"}, {"prompt_most", "120"}, {"students", "3"}, {"ratios", "0.9"},
+            {"valid_prompts", "1"}},
+        3, true, true},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -86,12 +104,18 @@ static bool stop(void *context) {
 static int set_up(void **state) {
     (void)state;
     struct error error = {0};
-    struct tiny_llama options = tiny_llama_default();
-    char *path = tiny_llama_save(&options);
-    model = model_open(path, &error);
-    unlink(path);
-    free(path);
-    tokenizer = model != NULL ? tokenizer_create(model->file, &error) : NULL;
+    for (int slides = 0; slides < 2; slides++) {
+        struct tiny_llama options = tiny_llama_default();
+        options.layers = slides ? 4 : options.layers;
+        options.window = slides ? 20 : 0;
+        char *path = tiny_llama_save(&options);
+        models[slides] = model_open(path, &error);
+        unlink(path);
+        free(path);
+        if (models[slides] == NULL)
+            return -1;
+    }
+    tokenizer = tokenizer_create(models[0]->file, &error);
     if (tokenizer == NULL || mkdtemp(folder) == NULL)
         return -1;
     snprintf(out, sizeof out, "%s/policy", folder);
@@ -114,7 +138,8 @@ static int tear_down(void **state) {
     (void)state;
     clean();
     tokenizer_free(tokenizer);
-    model_free(model);
+    model_free(models[0]);
+    model_free(models[1]);
     return rmdir(folder);
 }
 
@@ -134,7 +159,8 @@ static void describe(const struct run_case *of, struct heard *heard, struct trai
             fail_msg("%s", error.message);
 }
 
-static int execute(struct train_run *run, uint32_t threads, size_t kv_bytes, struct error *error) {
+static int execute(
+    struct train_run *run, const struct model *model, uint32_t threads, size_t kv_bytes, struct error *error) {
     struct engine_options options = {.backend = {.threads = threads},
         .kv_bytes = kv_bytes,
         .kv_format = KV_F16,
@@ -166,7 +192,7 @@ static char *train(const struct run_case *of, uint32_t threads, size_t kv_bytes,
     struct train_run run;
     describe(of, heard, &run);
     clean();
-    if (execute(&run, threads, kv_bytes, &error) != 0)
+    if (execute(&run, models[of->slides], threads, kv_bytes, &error) != 0)
         fail_msg("%s: %s", of->name, error.message);
     return read_bytes(bytes);
 }
@@ -217,7 +243,7 @@ static void test_seeds(void **state) {
     describe(&cases[0], &other, &run);
     run.options.seed = 2;
     clean();
-    assert_int_equal(execute(&run, 1, 16 << 20, &error), 0);
+    assert_int_equal(execute(&run, models[0], 1, 16 << 20, &error), 0);
     assert_true(heard.metrics[0].reward != other.metrics[0].reward);
 }
 
@@ -235,11 +261,11 @@ static void test_resume(void **state) {
             part = (struct heard){.stop_at = at};
             describe(&cases[c], &part, &run);
             clean();
-            assert_int_equal(execute(&run, 1, 16 << 20, &error), ERROR_CANCELLED);
+            assert_int_equal(execute(&run, models[cases[c].slides], 1, 16 << 20, &error), ERROR_CANCELLED);
             uint32_t before = part.count;
             part.stop_at = 0;
             run.resume = true;
-            if (execute(&run, 1, 16 << 20, &error) != 0)
+            if (execute(&run, models[cases[c].slides], 1, 16 << 20, &error) != 0)
                 fail_msg("%s, stopped at %u: %s", cases[c].name, at, error.message);
             char *found = read_bytes(&again);
             assert_int_equal(again, bytes);
@@ -254,11 +280,43 @@ static void test_resume(void **state) {
     }
 }
 
+/* What layers that slide have is not learned: of gates 1/2, of a network of statistics that of their neighbours. */
+static void test_sliding_layers(void **state) {
+    (void)state;
+    static const struct run_case of = {"slides: statistics", TRAIN_RANKER, false,
+        {{"content", "0"}, {"rank_steps", "2"}, {"parameter_steps", "2"}, {"scope", "layer"}}, 4, false, true};
+    struct heard heard = {0}, other = {0};
+    struct error error = {0};
+    size_t bytes;
+    free(train(&of, 1, 16 << 20, &heard, &bytes));
+    struct policy_network *network = network_load(out, &error);
+    assert_non_null(network);
+    uint32_t layer = network->shape.kv_heads * network_inputs_count(&network->shape);
+    assert_int_equal(network->shape.layers, 4);
+    assert_memory_equal(network->skip, network->skip + layer, layer * sizeof(float));
+    assert_true(memcmp(network->skip + layer, network->skip + 3 * (size_t)layer, layer * sizeof(float)) != 0);
+    const float *budgets = network->layer_budgets;
+    assert_true(budgets[0] == budgets[1] && budgets[1] != budgets[3]);
+    assert_true(fabsf(budgets[1] + budgets[3] - 2) < 1e-5f && fabsf(budgets[2] - 1) < 1e-5f);
+    network_release(network);
+    for (int c = 0; c < CASES; c++) {
+        if (!cases[c].slides || cases[c].method != TRAIN_RLKV)
+            continue;
+        free(train(&cases[c], 1, 16 << 20, &other, &bytes));
+        struct head_gates *gates = head_gates_load(out, &error);
+        assert_non_null(gates);
+        for (uint32_t h = 0; h < gates->layers * gates->kv_heads; h++)
+            assert_true((gates->values[h] == 0.5f) == (h / gates->kv_heads % 2 == 0));
+        head_gates_release(gates);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reports),
         cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_sliding_layers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
