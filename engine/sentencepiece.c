@@ -8,7 +8,7 @@
 #include <utf8proc.h>
 
 static const char mark[] = "\xe2\x96\x81"; /* U+2581 */
-enum { MARK_BYTES = 3 };
+enum { MARK_BYTES = 3, TEXT_MAX = INT32_MAX /* bytes of a normalised text */ };
 
 size_t sentencepiece_character(const char *text, size_t bytes, int32_t *character) {
     if ((unsigned char)text[0] < 0x80) {
@@ -102,11 +102,9 @@ static void look_at_pieces(struct sentencepiece *model) {
     }
 }
 
-static int check_unigram(const struct sentencepiece *model, const struct gguf *gguf, struct error *error) {
+static int check_unigram(const struct sentencepiece *model, struct error *error) {
     if (model->scores == NULL)
         return error_set(error, ERROR_FORMAT, "tokenizer.ggml.scores is missing");
-    if (gguf_find(gguf, "tokenizer.ggml.precompiled_charsmap") != NULL)
-        return error_set(error, ERROR_UNSUPPORTED, "tokenizer.ggml.precompiled_charsmap is not supported");
     for (uint32_t id = 0; id < model->vocabulary->count; id++)
         if (model->vocabulary->kinds[id] == TOKEN_NORMAL &&
             vocabulary_bytes(model->vocabulary, id).bytes > TEXT_SET_BYTES_MAX)
@@ -129,11 +127,13 @@ struct sentencepiece *sentencepiece_create(
     if (code == 0)
         code = read_flag(gguf, "tokenizer.ggml.remove_extra_whitespaces", false, &model->removes_spaces, error);
     if (code == 0)
+        code = character_map_read(&model->map, gguf, error);
+    if (code == 0)
         code = read_unknown(model, gguf, error);
     if (code == 0)
         code = text_set_create(&model->user_defined, vocabulary, 1u << TOKEN_USER_DEFINED, error);
     if (code == 0)
-        code = unigram ? check_unigram(model, gguf, error) : sentencepiece_read_merges(model, gguf, error);
+        code = unigram ? check_unigram(model, error) : sentencepiece_read_merges(model, gguf, error);
     if (code != 0) {
         sentencepiece_free(model);
         return NULL;
@@ -164,24 +164,84 @@ void sentencepiece_scratch_free(struct sentencepiece_scratch *scratch) {
 
 /* Encoding. */
 
-/* Writes the normalised text to out, at most bytes + 1: its length. */
-static size_t normalise(const struct sentencepiece *model, const char *text, size_t bytes, char *out) {
-    size_t written = 0;
-    bool after_space = model->removes_spaces;
+/* A text on its way to scratch->text. */
+struct normalised {
+    size_t bytes;
+    bool begun; /* what came was more than spaces that go */
+    bool after_space;
+};
+
+/* Room for `more` bytes behind those that are there. */
+static int make_room(struct sentencepiece_scratch *scratch, size_t bytes, size_t more) {
+    if (more > TEXT_MAX - bytes)
+        return ERROR_MEMORY;
+    if (bytes + more <= scratch->capacity)
+        return 0;
+    size_t capacity = bytes + more + bytes / 2;
+    char *text = realloc(scratch->text, capacity);
+    if (text == NULL)
+        return ERROR_MEMORY;
+    scratch->text = text;
+    scratch->capacity = capacity;
+    return 0;
+}
+
+/* Appends text with its spaces as the model wants them. */
+static int put(const struct sentencepiece *model, struct sentencepiece_scratch *scratch, const char *text, size_t bytes,
+    struct normalised *to) {
+    if (make_room(scratch, to->bytes, bytes + 1) != 0)
+        return ERROR_MEMORY;
+    char *out = scratch->text;
+    bool goes = model->removes_spaces && bytes == 1 && text[0] == ' '; /* before the text */
+    if (!to->begun && !goes && model->adds_space)
+        out[to->bytes++] = ' ';
+    to->begun |= !goes;
     for (size_t at = 0; at < bytes;) {
         bool is_mark = bytes - at >= MARK_BYTES && memcmp(text + at, mark, MARK_BYTES) == 0;
         char one = is_mark ? ' ' : text[at];
         at += is_mark ? MARK_BYTES : 1;
-        if (one == ' ' && after_space && model->removes_spaces)
+        if (one == ' ' && to->after_space && model->removes_spaces)
             continue;
-        after_space = one == ' ';
-        if (written == 0 && model->adds_space)
-            out[written++] = ' ';
-        out[written++] = one;
+        to->after_space = one == ' ';
+        out[to->bytes++] = one;
     }
-    while (model->removes_spaces && written > 0 && out[written - 1] == ' ')
-        written--;
-    return written;
+    return 0;
+}
+
+/* Bytes from text on that go together, and what they become. */
+static size_t next_part(
+    const struct sentencepiece *model, const char *text, size_t bytes, const char **as, size_t *as_bytes) {
+    int32_t token = text_set_match(&model->user_defined, text, bytes), character;
+    size_t length = token < 0 ? character_map_match(&model->map, text, bytes, as) : 0;
+    if (length > 0) {
+        *as_bytes = strlen(*as);
+        return length;
+    }
+    length = token >= 0 ? vocabulary_bytes(model->vocabulary, (uint32_t)token).bytes
+                        : sentencepiece_character(text, bytes, &character);
+    *as = text;
+    *as_bytes = length;
+    return length;
+}
+
+/* Writes the normalised text to scratch->text. */
+static int normalise(const struct sentencepiece *model, struct sentencepiece_scratch *scratch, const char *text,
+    size_t bytes, struct normalised *out) {
+    *out = (struct normalised){.after_space = model->removes_spaces};
+    if (make_room(scratch, 0, bytes + 1) != 0)
+        return ERROR_MEMORY;
+    if (model->map.count == 0 && bytes > 0 && put(model, scratch, text, bytes, out) != 0)
+        return ERROR_MEMORY;
+    for (size_t at = 0, length; model->map.count > 0 && at < bytes; at += length) {
+        const char *as;
+        size_t as_bytes;
+        length = next_part(model, text + at, bytes - at, &as, &as_bytes);
+        if (put(model, scratch, as, as_bytes, out) != 0)
+            return ERROR_MEMORY;
+    }
+    while (model->removes_spaces && out->bytes > 0 && scratch->text[out->bytes - 1] == ' ')
+        out->bytes--;
+    return 0;
 }
 
 int sentencepiece_fall_back(
@@ -275,16 +335,11 @@ static int encode_merges(const struct sentencepiece *model, struct sentencepiece
 
 int sentencepiece_encode(const struct sentencepiece *model, struct sentencepiece_scratch *scratch, const char *text,
     size_t bytes, struct token_list *out) {
-    if (scratch->capacity < bytes + 1) {
-        free(scratch->text);
-        scratch->capacity = 0;
-        scratch->text = malloc(bytes + 1);
-        if (scratch->text == NULL)
-            return ERROR_MEMORY;
-        scratch->capacity = bytes + 1;
-    }
-    bytes = normalise(model, text, bytes, scratch->text);
+    struct normalised normalised;
+    if (normalise(model, scratch, text, bytes, &normalised) != 0)
+        return ERROR_MEMORY;
     text = scratch->text;
+    bytes = normalised.bytes;
     size_t begin = 0; /* of what is not encoded yet */
     bool after_unknown = false;
     for (size_t at = 0; at <= bytes;) {

@@ -2,17 +2,18 @@
  *
  * The two SentencePiece models, read from GGUF metadata: text to pieces of a vocabulary whose spaces are marks.
  *
- * A text is normalised first: a space is put before it (tokenizer.ggml.add_space_prefix, true when absent) and, where
- * tokenizer.ggml.remove_extra_whitespaces is true, spaces at its ends go and runs of them become one; U+2581 counts as
- * a space. User-defined tokens are found next, the longest at each place. What lies between becomes pieces: BPE
+ * A text is normalised first: what the file's precompiled map has is replaced, the longest key at each place
+ * (character_map.h), but not within user-defined tokens; a space is put before it (tokenizer.ggml.add_space_prefix,
+ * true when absent) and, where tokenizer.ggml.remove_extra_whitespaces is true, spaces at its ends go and runs of them
+ * become one; U+2581 counts as a space. User-defined tokens are found next, the longest at each place. What lies
+ * between becomes pieces: BPE
  * (`llama`)  neighbours that join to a token are joined, best score first, leftmost of equals, until none do. With
  * tokenizer.ggml.merges and no scores, those merges are used, lowest rank first. unigram  (`t5`)     the pieces of the
  * largest sum of scores. A character that begins no piece costs 10 more than the worst piece; user-defined tokens
  * always win. A character that is no piece becomes the tokens of its bytes; without those, it and its neighbours of
  * that sort become one unknown token. Bytes that are not UTF-8 are taken one by one.
  *
- * The time is O(n log n) for BPE, O(n longest piece) for unigram. Precompiled normalisations other than the above
- * (tokenizer.ggml.precompiled_charsmap) are refused.
+ * The time is O(n log n) for BPE, O(n longest piece) for unigram, n bytes of the normalised text.
  * Sources: Kudo, Richardson 2018, "SentencePiece"; Kudo 2018, "Subword regularization"; GGUF specification.
  */
 #ifndef ENGINE_SENTENCEPIECE_H

@@ -5,12 +5,14 @@
 #ifndef ENGINE_SENTENCEPIECE_INTERNAL_H
 #define ENGINE_SENTENCEPIECE_INTERNAL_H
 
+#include "engine/character_map.h"
 #include "engine/sentencepiece.h"
 #include "engine/text_set.h"
 
 struct sentencepiece {
     const struct vocabulary *vocabulary;
     struct text_set user_defined;
+    struct character_map map;
     struct bpe *bpe; /* NULL: unigram */
     uint32_t *extra; /* code points that occur in pieces without being one, ascending: ids from count on */
     uint32_t extra_count;

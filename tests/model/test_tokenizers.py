@@ -65,6 +65,9 @@ KINDS = {
     "few_characters": {"character_coverage": 0.98},
     "unigram": {"unigram": True},
     "unigram_stripped": {"unigram": True, "byte_fallback": False, "strip": True},
+    "unigram_nmt_nfkc": {"unigram": True, "strip": True, "rule": "nmt_nfkc"},  # what most unigram models have
+    "unigram_nfkc_cf": {"unigram": True, "byte_fallback": False, "rule": "nfkc_cf"},
+    "nfkc": {"rule": "nfkc"},
 }
 
 

@@ -38,11 +38,11 @@ def fixture_texts():
 
 
 def write(path, fields, architecture="llama"):
-    """A GGUF file of tokenizer.ggml.* fields: lists of strings, integers or floats, strings, booleans and integers."""
+    """A GGUF file of tokenizer.ggml.* fields: lists of strings, integers or floats, bytes, strings, booleans and integers."""
     writer = GGUFWriter(path, architecture)
     for name, value in fields.items():
         key = "tokenizer.ggml." + name
-        if isinstance(value, list):
+        if isinstance(value, (list, bytes)):
             writer.add_array(key, value)
         elif isinstance(value, bool):
             writer.add_bool(key, value)
@@ -115,10 +115,42 @@ def processor(tokens, scores, kinds, unigram, byte_fallback, prefix, strip):
     return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
+def fields_of(message):
+    """The fields of a protocol buffer that have a length, as (number, content)."""
+    at = 0
+
+    def number():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+    while at < len(message):
+        tag = number()
+        if tag & 7 == 2:
+            length = number()
+            yield tag >> 3, message[at:at + length]
+            at += length
+        elif tag & 7 == 0:
+            number()
+        else:
+            at += {1: 8, 5: 4}[tag & 7]
+
+
+def character_map(model):
+    """normalizer_spec.precompiled_charsmap of a SentencePiece model."""
+    spec = dict(fields_of(model))[3]
+    return dict(fields_of(spec)).get(2, b"")
+
+
 class SentencePiece:
     """A SentencePiece model with the given options of the trainer, and of the text before it."""
 
-    def __init__(self, path, unigram=False, byte_fallback=True, prefix=True, strip=False, **options):
+    def __init__(self, path, unigram=False, byte_fallback=True, prefix=True, strip=False, rule="identity", **options):
         self.path = path
         out = io.BytesIO()
         # Ways of several such tokens through the same spaces tie in a unigram model, by rounding that differs.
@@ -126,7 +158,7 @@ class SentencePiece:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([line for t in fixture_texts() * 3 for line in t.split("\n") if line]), model_writer=out,
             model_type="unigram" if unigram else "bpe", vocab_size=900, byte_fallback=byte_fallback,
-            add_dummy_prefix=prefix, remove_extra_whitespaces=strip, normalization_rule_name="identity",
+            add_dummy_prefix=prefix, remove_extra_whitespaces=strip, normalization_rule_name=rule,
             user_defined_symbols=user_defined, control_symbols=["<end>"],
             hard_vocab_limit=False, minloglevel=2, num_threads=1, **options)
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
@@ -136,7 +168,9 @@ class SentencePiece:
         kinds = [2 if p.is_unknown(i) else 3 if p.is_control(i) else 6 if p.is_byte(i)
                  else 4 if self.tokens[i] in user_defined else 1 for i in count]
         scores = [p.get_score(i) for i in count]
-        write(path, {"model": "t5" if unigram else "llama", "tokens": self.tokens, "token_type": kinds, "scores": scores,
+        charsmap = character_map(out.getvalue())
+        write(path, {**({"precompiled_charsmap": charsmap} if charsmap else {}),
+                     "model": "t5" if unigram else "llama", "tokens": self.tokens, "token_type": kinds, "scores": scores,
                      "bos_token_id": p.bos_id(), "eos_token_id": p.eos_id(), "add_space_prefix": prefix,
                      "remove_extra_whitespaces": strip})
 
