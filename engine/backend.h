@@ -43,6 +43,7 @@ enum kv_format { KV_F32, KV_F16, KV_BF16 };
  *   positions [P]     int32, original positions; unused slots have position KV_NO_POSITION
  * in this order without gaps, the whole rounded up to 64 bytes. */
 enum { KV_NO_POSITION = 0x7fffffff };
+#define KV_NO_SLOT UINT32_MAX
 
 struct kv_layout {
     uint32_t layers;
@@ -267,9 +268,13 @@ struct score_head {
      * position), empty ones left out. UINT32_MAX: all are empty. Without host_memory it is written by the next
      * operation that waits, and must be there until then. */
     uint32_t *worst;
+    uint32_t *worst_rank; /* host out, or NULL: how many slots are before it in the order; or left as it was */
     /* What the host knows already, so that the backend need not read every page for it; each may be NULL. */
     const uint32_t *positions; /* host [slots] what the pages hold */
-    const uint32_t *order;     /* host [slots] slots by ascending position, unused ones last; used when they are not */
+    /* host [order_count] slots by ascending position, unused ones last, and anywhere but at the end KV_NO_SLOT, which
+     * stands for nothing; used when slots are not in that order */
+    const uint32_t *order;
+    uint32_t order_count;
 };
 
 /* A layer at a prune. Layers of one call are scored independently of each other. */

@@ -30,12 +30,12 @@ int kv_head_reserve_slots(struct kv_head *head, uint32_t count) {
     if (count <= head->slots_capacity && head->positions != NULL)
         return 0;
     uint32_t capacity = grown_capacity(head->slots_capacity, count);
-    uint32_t *positions = malloc(2 * (size_t)capacity * sizeof *positions);
+    uint32_t *positions = malloc(kv_order_numbers(capacity) * sizeof *positions);
     if (positions == NULL)
         return ERROR_MEMORY;
     if (head->positions != NULL) {
         memcpy(positions, head->positions, head->slots * sizeof *positions);
-        memcpy(positions + capacity, head->order, head->slots * sizeof *positions);
+        memcpy(positions + capacity, head->order, head->order_count * sizeof *positions);
         free(head->positions);
     }
     head->positions = positions;
@@ -119,7 +119,7 @@ static void add_fresh_page(struct kv_cache *cache, struct kv_head *head) {
 
 /* New tokens have the largest positions: they come last in the order, before a slot that is marked. */
 static void add_positions(struct kv_head *head, uint32_t position, uint32_t count) {
-    uint32_t at = head->slots - (head->marked != KV_NO_SLOT);
+    uint32_t at = head->order_count - (head->marked != KV_NO_SLOT);
     for (uint32_t i = 0; i < count; i++)
         head->positions[head->slots + i] = position + i;
     if (head->order_stale)
@@ -128,6 +128,7 @@ static void add_positions(struct kv_head *head, uint32_t position, uint32_t coun
         head->order[at + i] = head->slots + i;
     if (head->marked != KV_NO_SLOT)
         head->order[at + count] = head->marked;
+    head->order_count += count;
 }
 
 static void append_to_head(struct kv_cache *cache, struct kv_head *head, uint32_t position, uint32_t count) {

@@ -119,8 +119,9 @@ static int fork_head(struct kv_pages *pages, struct kv_head *to, const struct kv
     }
     if (from->positions != NULL && from->slots > 0) {
         memcpy(to->positions, from->positions, from->slots * sizeof *to->positions);
-        memcpy(to->order, from->order, from->slots * sizeof *to->order);
+        memcpy(to->order, from->order, from->order_count * sizeof *to->order);
     }
+    to->order_count = from->order_count;
     to->order_read = from->order_read;
     to->order_stale = from->order_stale;
     to->pages_count = from->pages_count;
@@ -290,9 +291,9 @@ struct kv_head_view kv_sequence_view(const struct kv_sequence *sequence, uint32_
 }
 
 void kv_sequence_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *out) {
-    const uint32_t *order = kv_sequence_slot_order(sequence, layer, head);
-    uint32_t slots = kv_sequence_slots(sequence, layer, head);
-    for (uint32_t i = 0; i < slots; i++)
+    struct kv_head *at = kv_sequence_head(sequence, layer, head);
+    const uint32_t *order = at->positions != NULL ? kv_head_closed_order(at) : NULL;
+    for (uint32_t i = 0; i < at->slots; i++)
         out[i] = order != NULL ? order[i] : i;
 }
 
@@ -306,14 +307,17 @@ const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, u
     return kv_sequence_head(sequence, layer, head)->positions;
 }
 
-const uint32_t *kv_sequence_slot_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head) {
+const uint32_t *kv_sequence_slot_order(
+    const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *count) {
     struct kv_head *at = kv_sequence_head(sequence, layer, head);
-    return at->positions != NULL ? kv_head_order(at) : NULL;
+    const uint32_t *order = at->positions != NULL ? kv_head_order(at) : NULL;
+    *count = order != NULL ? at->order_count : 0;
+    return order;
 }
 
 uint32_t kv_sequence_slot_of_rank(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t rank) {
     struct kv_head *at = kv_sequence_head(sequence, layer, head);
     if (rank >= at->slots)
         return KV_NO_SLOT;
-    return at->positions != NULL ? kv_head_order(at)[rank] : rank;
+    return at->positions != NULL ? kv_head_closed_order(at)[rank] : rank;
 }

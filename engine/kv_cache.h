@@ -31,8 +31,6 @@
 
 #include "engine/backend.h"
 
-#define KV_NO_SLOT UINT32_MAX
-
 enum { KV_ATTACHED_PART = 8 }; /* attachments take at most this part of the pool */
 
 struct kv_cache;    /* opaque */
@@ -133,6 +131,7 @@ struct kv_removal {
     const uint32_t *keep; /* slots that stay, ascending and distinct */
     uint32_t count;       /* of slots that stay, with keep or drop */
     uint32_t evict;       /* with neither: the slot to mark as kv_sequence_evict does, or KV_NO_SLOT */
+    uint32_t rank;        /* where kv_sequence_slot_of_rank would find that slot, if known: then it is found sooner */
     const uint32_t *drop; /* with keep NULL: slots that go, ascending and distinct */
 };
 
@@ -157,8 +156,9 @@ int kv_sequence_own(struct kv_sequence *sequence, uint32_t layer, uint32_t head,
 
 /* Borrowed positions by slot [slots] until the sequence changes; NULL while the head is unpruned: slot == position. */
 const uint32_t *kv_sequence_slot_positions(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
-/* The same of slots in ascending order of position. */
-const uint32_t *kv_sequence_slot_order(const struct kv_sequence *sequence, uint32_t layer, uint32_t head);
+/* The same of slots in ascending order of position [*count], and KV_NO_SLOT where slots were taken out of the order. */
+const uint32_t *kv_sequence_slot_order(
+    const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t *count);
 /* The slot with the rank-th lowest position; KV_NO_SLOT when there are not as many. A marked slot ranks last. */
 uint32_t kv_sequence_slot_of_rank(const struct kv_sequence *sequence, uint32_t layer, uint32_t head, uint32_t rank);
 

@@ -13,20 +13,32 @@ static bool check_position(const struct kv_head *head, uint32_t slot, uint32_t l
     return marked == (position == KV_NO_POSITION) && (marked || position < length);
 }
 
+static bool check_order(const struct kv_head *head) {
+    uint32_t found = 0;
+    int64_t before = -1;
+    if (head->order_stale)
+        return head->order_count == 0;
+    for (uint32_t i = 0; i < head->order_count; i++) {
+        if (head->order[i] == KV_NO_SLOT)
+            continue;
+        if (head->order[i] >= head->slots)
+            return false;
+        int64_t position = head->positions[head->order[i]];
+        if (position <= before) /* strictly: so that order is a permutation */
+            return false;
+        before = position;
+        found++;
+    }
+    return found == head->slots && head->order_count - found <= KV_ORDER_HOLES;
+}
+
 static bool check_positions(const struct kv_head *head, uint32_t length) {
     if (head->slots > head->slots_capacity)
         return false;
     for (uint32_t i = 0; i < head->slots; i++)
         if (!check_position(head, i, length))
             return false;
-    for (uint32_t i = 0; i < head->slots && !head->order_stale; i++) {
-        if (head->order[i] >= head->slots)
-            return false;
-        uint32_t position = head->positions[head->order[i]];
-        if (i > 0 && head->positions[head->order[i - 1]] >= position) /* strictly: so that order is a permutation */
-            return false;
-    }
-    return head->marked == KV_NO_SLOT || head->marked < head->slots;
+    return check_order(head) && (head->marked == KV_NO_SLOT || head->marked < head->slots);
 }
 
 static bool check_head(const struct kv_sequence *sequence, const struct kv_head *head) {

@@ -9,7 +9,10 @@
 #include "engine/kv_cache.h"
 #include "engine/kv_pages.h"
 
-enum { KV_BATCH_PAGES = 256 };
+enum {
+    KV_BATCH_PAGES = 256,
+    KV_ORDER_HOLES = 32, /* most holes of an order */
+};
 
 /* Page operations gathered over heads, so that the backend is called once for many pages. The source of a copy is
  * dropped after the copy was made: until then nobody else can take it. */
@@ -35,9 +38,12 @@ struct kv_head {
     uint32_t marked;         /* evicted slot that waits for a new token, or KV_NO_SLOT */
     uint32_t slots_capacity; /* of positions and order */
     uint32_t *positions;     /* [slots] by slot; NULL while the head is unpruned: slot == position */
-    uint32_t *order;         /* [slots] slots by ascending position, the marked one last; inside positions' memory */
-    /* Keeping the order when a slot is marked costs a move of many, which policies that never read it need not pay: it
-     * is kept as long as it was read since the last mark, and sorted anew when it is read again. */
+    /* [order_count] slots by ascending position, the marked one last, and between them KV_NO_SLOT where one was: a slot
+     * that is marked goes to the end, and the others stay where they are for a while. Inside positions' memory. */
+    uint32_t *order;
+    uint32_t order_count; /* at most KV_ORDER_HOLES more than slots; 0 while it is stale */
+    /* Keeping the order costs memory's time at every mark, which policies that never read it need not pay: it is kept
+     * as long as it was read since the last mark, and sorted anew when it is read again. */
     bool order_read, order_stale;
 };
 
@@ -96,10 +102,21 @@ void kv_cache_flush_batch(struct kv_cache *cache);
 
 /* Gives an unpruned head its host arrays, in which nothing differs yet from what they stand for; 0 or ERROR_MEMORY. */
 int kv_head_materialise(struct kv_head *head);
-/* The order of a materialised head, sorted if need be. */
+/* Numbers of positions and order for so many slots. */
+static inline size_t kv_order_numbers(uint32_t capacity) {
+    return 2 * (size_t)capacity + KV_ORDER_HOLES;
+}
+
+/* The order of a materialised head, sorted if need be: [order_count], with holes. */
 const uint32_t *kv_head_order(struct kv_head *head);
-/* Marks a slot of a materialised head as evicted; its page is the head's own, and no slot is marked. */
-void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot);
+/* The same without holes [slots]. */
+const uint32_t *kv_head_closed_order(struct kv_head *head);
+void kv_head_close_order(struct kv_head *head);
+/* Marks a slot of a materialised head as evicted; its page is the head's own, and no slot is marked. rank: how many
+ * slots are before it in the order, as far as known; else any number. */
+void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot, uint32_t rank);
+/* Fetches what that touches, and what it costs to find out about the slot's page. */
+void kv_head_expect_mark(const struct kv_cache *cache, const struct kv_head *head, uint32_t slot, uint32_t rank);
 
 /* Drops the sequence's references to its pages, the end of the text first. The page tables are left as they are. */
 void kv_sequence_drop_pages(struct kv_sequence *sequence);

@@ -38,7 +38,7 @@ struct compaction {
     uint32_t *table;      /* the head's old pages, then fresh ones that replace shared pages */
     uint32_t *target;     /* [pages_count] index into table of each page that is kept */
     uint32_t *from, *to;  /* [count] moves */
-    uint32_t *positions;  /* [2 capacity] the head's new positions and order */
+    uint32_t *positions;  /* [kv_order_numbers] the head's new positions and order */
     uint32_t capacity;
 };
 
@@ -54,7 +54,7 @@ static int compaction_create(
     size_t pages = (size_t)head->pages_count + shared + plan->pages_count;
     plan->capacity = count + KV_PAGE_SLOTS;
     plan->table = malloc((pages + 2 * (size_t)count) * sizeof *plan->table + 1);
-    plan->positions = malloc(2 * (size_t)plan->capacity * sizeof *plan->positions);
+    plan->positions = malloc(kv_order_numbers(plan->capacity) * sizeof *plan->positions);
     if (plan->table == NULL || plan->positions == NULL) {
         free(plan->table);
         free(plan->positions);
@@ -87,7 +87,7 @@ static void order_kept(struct compaction *plan, struct kv_head *head, const uint
     if (head->positions == NULL) /* slots ascend by position */
         for (; kept < count; kept++)
             order[kept] = kept;
-    const uint32_t *old = head->positions != NULL ? kv_head_order(head) : NULL;
+    const uint32_t *old = head->positions != NULL ? kv_head_closed_order(head) : NULL;
     for (uint32_t i = 0; old != NULL && i < head->slots; i++) {
         uint32_t slot = find_slot(slots, count, old[i]);
         if (slot != KV_NO_SLOT)
@@ -176,6 +176,7 @@ int kv_sequence_keep(struct kv_sequence *sequence, uint32_t layer, uint32_t head
     free(head->positions);
     head->positions = plan.positions;
     head->order = plan.positions + plan.capacity;
+    head->order_count = count;
     head->order_stale = false;
     head->slots_capacity = plan.capacity;
     free(plan.table);
@@ -190,6 +191,7 @@ int kv_head_materialise(struct kv_head *head) {
         return ERROR_MEMORY;
     for (uint32_t i = 0; i < head->slots; i++)
         head->positions[i] = head->order[i] = i;
+    head->order_count = head->slots;
     return 0;
 }
 
@@ -204,44 +206,71 @@ const uint32_t *kv_head_order(struct kv_head *head) {
         for (uint32_t i = 0; i < head->slots; i++)
             head->order[i] = i;
         qsort_r(head->order, head->slots, sizeof *head->order, compare_positions, head->positions);
+        head->order_count = head->slots;
         head->order_stale = false;
     }
     head->order_read = true;
     return head->order;
 }
 
-/* Where in the order a slot is. What comes after it will be moved, and is looked through from the end, block by block,
- * without a branch for each: a search by position would wait for memory at every step. */
-static uint32_t place_in_order(const struct kv_head *head, uint32_t slot) {
-    enum { BLOCK = 64 };
-    uint32_t end = head->slots;
-    for (uint32_t found = 0; end >= BLOCK; end -= BLOCK) {
-        const uint32_t *block = head->order + end - BLOCK;
-        for (uint32_t i = 0; i < BLOCK; i++)
-            found |= block[i] == slot;
-        if (found != 0)
-            break;
+void kv_head_close_order(struct kv_head *head) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; head->order_count != head->slots && i < head->order_count; i++) {
+        head->order[kept] = head->order[i];
+        kept += head->order[i] != KV_NO_SLOT;
     }
-    while (head->order[end - 1] != slot)
-        end--;
-    return end - 1;
+    if (kept > 0)
+        head->order_count = kept;
+}
+
+const uint32_t *kv_head_closed_order(struct kv_head *head) {
+    kv_head_order(head);
+    kv_head_close_order(head);
+    return head->order;
+}
+
+/* Where in the order a slot is: behind `rank` slots and as many holes as there are, or else anywhere. */
+static uint32_t place_in_order(const struct kv_head *head, uint32_t slot, uint32_t rank) {
+    for (uint32_t i = rank; i <= rank + KV_ORDER_HOLES && i < head->order_count; i++)
+        if (head->order[i] == slot)
+            return i;
+    uint32_t place = 0;
+    while (head->order[place] != slot)
+        place++;
+    return place;
 }
 
 /* A slot that is to be marked goes to the end of the order. */
-static void move_to_end(struct kv_head *head, uint32_t slot) {
+static void move_to_end(struct kv_head *head, uint32_t slot, uint32_t rank) {
     head->order_stale |= !head->order_read;
     head->order_read = false;
-    if (head->order_stale)
+    if (head->order_stale) {
+        head->order_count = 0;
         return;
-    uint32_t place = place_in_order(head, slot);
-    memmove(head->order + place, head->order + place + 1, (head->slots - place - 1) * sizeof *head->order);
-    head->order[head->slots - 1] = slot;
+    }
+    if (head->order_count == head->slots + KV_ORDER_HOLES)
+        kv_head_close_order(head);
+    head->order[place_in_order(head, slot, rank)] = KV_NO_SLOT;
+    head->order[head->order_count++] = slot;
 }
 
-void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot) {
+void kv_head_expect_mark(const struct kv_cache *cache, const struct kv_head *head, uint32_t slot, uint32_t rank) {
+    const struct kv_pages *pages = &cache->pages;
+    __builtin_prefetch(&pages->states[head->pages[slot / KV_PAGE_SLOTS]]);
+    if (head->positions == NULL)
+        return;
+    __builtin_prefetch(&head->positions[slot], 1);
+    if (!head->order_read || head->order_stale)
+        return;
+    for (uint32_t i = 0; i <= KV_ORDER_HOLES && rank < head->order_count - i; i += 64 / sizeof *head->order)
+        __builtin_prefetch(&head->order[rank + i], 1);
+    __builtin_prefetch(&head->order[head->order_count - 1], 1);
+}
+
+void kv_head_mark(struct kv_cache *cache, struct kv_head *head, uint32_t slot, uint32_t rank) {
     struct backend *backend = cache->pages.backend;
     backend->operations->clear_slots(backend, &cache->pages.pool, head->pages, slot, slot + 1);
-    move_to_end(head, slot);
+    move_to_end(head, slot, rank);
     head->positions[slot] = KV_NO_POSITION;
     head->marked = slot;
 }
@@ -278,6 +307,6 @@ int kv_sequence_evict(
     sequence->pruned = true;
     kv_cache_own_page(cache, head, at);
     kv_cache_flush_batch(cache);
-    kv_head_mark(cache, head, slot);
+    kv_head_mark(cache, head, slot, 0);
     return 0;
 }

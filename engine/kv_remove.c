@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What is touched of a head that evicts one slot is fetched while the one so many before it is worked on. */
+enum { MARKS_AHEAD = 4 };
+
 /* Work space of one prune, in one allocation. */
 struct removal_scratch {
     uint32_t **fresh;    /* [heads] positions of heads that have none yet */
@@ -177,7 +180,8 @@ static int scratch_create(
         const struct kv_head *head = &sequence->heads[i];
         if (head->positions != NULL || !goes(head, &removals[i]))
             continue;
-        scratch->fresh[i] = malloc(2 * ((size_t)slots_after(head, &removals[i]) + KV_PAGE_SLOTS) * sizeof(uint32_t));
+        scratch->fresh[i] =
+            malloc(kv_order_numbers(slots_after(head, &removals[i]) + KV_PAGE_SLOTS) * sizeof(uint32_t));
         if (scratch->fresh[i] == NULL)
             return ERROR_MEMORY;
     }
@@ -191,6 +195,7 @@ static void adopt_arrays(struct kv_head *head, uint32_t **fresh, uint32_t count)
     head->positions = *fresh;
     head->slots_capacity = count + KV_PAGE_SLOTS;
     head->order = head->positions + head->slots_capacity;
+    head->order_count = count;
     *fresh = NULL;
     for (uint32_t i = 0; i < count; i++)
         head->positions[i] = head->order[i] = i;
@@ -206,6 +211,8 @@ static void rename_slots(struct kv_head *head, const struct kv_removal *removal,
     uint32_t moves, bool unpruned) {
     uint32_t *renamed = scratch->renamed, kept = 0;
     memset(renamed, 0xff, head->slots * sizeof *renamed);
+    if (!unpruned)
+        kv_head_close_order(head);
     for (uint32_t i = 0; i < removal->count - moves; i++)
         renamed[removal->keep[i]] = removal->keep[i];
     for (uint32_t i = 0; i < moves; i++)
@@ -215,6 +222,7 @@ static void rename_slots(struct kv_head *head, const struct kv_removal *removal,
         if (slot != KV_NO_SLOT)
             head->order[kept++] = slot;
     }
+    head->order_count = kept;
     if (head->marked != KV_NO_SLOT)
         head->marked = renamed[head->marked];
 }
@@ -230,6 +238,7 @@ static void rename_moved(
     struct kv_head *head, const struct kv_removal *removal, const struct removal_scratch *scratch, uint32_t moves) {
     uint32_t at;
     head->order_stale = true;
+    head->order_count = 0;
     if (head->marked == KV_NO_SLOT)
         return;
     if (is_among(head->marked, removal->drop, head->slots - removal->count, &at))
@@ -260,19 +269,27 @@ static void compact_head(struct kv_cache *cache, struct kv_head *head, const str
     head->slots = head->first_new = count;
 }
 
+/* No two heads' memory is near each other. */
+static void expect_mark(const struct kv_cache *cache, const struct kv_head *head, const struct kv_removal *removal) {
+    if (!kv_removal_compacts(removal) && removal->evict != KV_NO_SLOT)
+        kv_head_expect_mark(cache, head, removal->evict, removal->rank);
+}
+
 static void remove_all(
     struct kv_sequence *sequence, const struct kv_removal *removals, struct removal_scratch *scratch) {
     struct kv_cache *cache = sequence->cache;
     for (uint32_t i = 0; i < cache->pages.heads; i++) {
         struct kv_head *head = &sequence->heads[i];
         const struct kv_removal *removal = &removals[i];
+        if (i + MARKS_AHEAD < cache->pages.heads)
+            expect_mark(cache, head + MARKS_AHEAD, removal + MARKS_AHEAD);
         if (!goes(head, removal))
             continue;
         if (kv_removal_compacts(removal)) {
             compact_head(cache, head, removal, scratch, &scratch->fresh[i]);
         } else {
             adopt_arrays(head, &scratch->fresh[i], head->slots);
-            kv_head_mark(cache, head, removal->evict);
+            kv_head_mark(cache, head, removal->evict, removal->rank);
         }
     }
 }

@@ -240,7 +240,8 @@ void prune_fill_job(struct prune_job *job, bool freeze, float **scores) {
             .positions = prune_positions(engine, sequence, i),
         };
         if (ordered)
-            head->order = kv_sequence_slot_order(sequence->kv, i / shape->kv_heads, i % shape->kv_heads);
+            head->order =
+                kv_sequence_slot_order(sequence->kv, i / shape->kv_heads, i % shape->kv_heads, &head->order_count);
         if (eviction->statistics != NULL)
             head->statistics = eviction->statistics->heads[i];
         if (*scores != NULL)
@@ -440,7 +441,9 @@ static void take_found(struct prune_job *job) {
     uint32_t heads = engine_heads(sequence->engine), heads_a_row = prune_heads_a_row(job);
     for (uint32_t i = 0; i < heads; i++) {
         job->slots[i] = slots_of(sequence, i);
-        job->removals[i] = (struct kv_removal){.evict = sequence->eviction.worst[i / heads_a_row * heads_a_row]};
+        uint32_t first = i / heads_a_row * heads_a_row;
+        job->removals[i] = (struct kv_removal){
+            .evict = sequence->eviction.worst[first], .rank = sequence->eviction.worst_ranks[first]};
     }
 }
 
@@ -515,14 +518,16 @@ static bool report_to_sequence(struct prune_job *job) {
     if (!job->one)
         return false;
     if (eviction->worst == NULL)
-        eviction->worst = malloc(heads * sizeof *eviction->worst);
+        eviction->worst = calloc(2 * (size_t)heads, sizeof *eviction->worst);
     if (eviction->worst == NULL)
         return false;
+    eviction->worst_ranks = eviction->worst + heads;
     eviction->worst_at = job->seen;
     for (uint32_t i = 0; i < heads; i++) {
         bool goes = job->heads[i].worst != NULL;
         eviction->worst[i] = goes ? NOT_FOUND : KV_NO_SLOT;
         job->heads[i].worst = goes ? &eviction->worst[i] : NULL;
+        job->heads[i].worst_rank = goes ? &eviction->worst_ranks[i] : NULL;
     }
     return true;
 }

@@ -270,8 +270,15 @@ static void code_stages(struct wire *wire, struct score_layer *layer) {
 }
 
 static void require_order(struct wire *wire, const struct score_head *head) {
-    for (uint32_t i = 0; head->order != NULL && i < head->view.slots && !wire->failed; i++)
-        wire_require(wire, head->order[i] < head->view.slots);
+    uint32_t found = 0, last = KV_NO_SLOT;
+    if (head->order == NULL || wire->failed)
+        return;
+    for (uint32_t i = 0; i < head->order_count && !wire->failed; i++) {
+        last = head->order[i];
+        wire_require(wire, last < head->view.slots || last == KV_NO_SLOT);
+        found += last != KV_NO_SLOT;
+    }
+    wire_require(wire, found == head->view.slots && (found == 0 || last != KV_NO_SLOT));
 }
 
 static void code_head(
@@ -284,9 +291,11 @@ static void code_head(
     wire_memory_or_null(wire, head->scores, wire_product(head->view.slots, sizeof *head->scores, 1, 1));
     bool worst = wire_is_there(wire, head->worst != NULL);
     wire_array_or_null(wire, head->positions, head->view.slots);
-    wire_array_or_null(wire, head->order, head->view.slots);
+    wire_u32(wire, &head->order_count);
+    wire_array_or_null(wire, head->order, head->order_count);
     if (!wire->reading)
         return;
+    head->worst_rank = NULL; /* costs more to send than it spares */
     head->worst = worst ? wire_space(wire, NULL, 1, sizeof *head->worst) : NULL;
     require_order(wire, head);
 }

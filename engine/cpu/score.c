@@ -58,8 +58,8 @@ static void find_slots(const struct score_unit *unit, uint32_t head, int32_t *sp
                 space[slot + place] = from[place];
         }
     }
-    if (at->order != NULL && at->view.slots > 0) /* unused slots come last */
-        slots->holes = slots->positions[at->order[at->view.slots - 1]] == KV_NO_POSITION;
+    if (at->order != NULL && at->order_count > 0) /* unused slots come last */
+        slots->holes = slots->positions[at->order[at->order_count - 1]] == KV_NO_POSITION;
     else
         slots->holes = unit->kernels->last_position(slots->positions, at->view.slots) == KV_NO_POSITION;
 }
@@ -120,7 +120,7 @@ static void expect_head(const struct score_head *at) {
     if (at->worst == NULL)
         return;
     expect(at->statistics.window_sum, slots * sizeof *at->statistics.window_sum);
-    expect(at->order, slots * sizeof *at->order);
+    expect(at->order, at->order_count * sizeof *at->order);
     expect(at->positions, slots * sizeof *at->positions);
 }
 

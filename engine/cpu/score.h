@@ -54,6 +54,8 @@ struct score_kernels {
 
     /* +infinity at positions < sinks or >= recent_from, NaN at KV_NO_POSITION. */
     void (*protect)(const int32_t *positions, int32_t sinks, int32_t recent_from, uint32_t count, float *scores);
+    /* to = the entries of order [count] that are not KV_NO_SLOT; writes no more than these. */
+    void (*close)(const uint32_t *order, uint32_t count, uint32_t *to);
     /* Positions and scores [slots] of the slots order [count], and scores back to their slots. */
     void (*gather)(const int32_t *positions, const float *scores, uint32_t slots, const uint32_t *order, uint32_t count,
         int32_t *out_positions, float *out_scores);
@@ -110,7 +112,7 @@ struct score_scratch {
     int32_t *positions;        /* [sum over heads of their slots, rounded up to 16] */
     int32_t *near_positions;   /* [slots + 2 * SCORE_PAD] in order of position */
     float *near_scores;        /* the same */
-    uint32_t *order;           /* [slots] */
+    uint32_t *order;           /* [slots] sorted here, or without holes */
     uint64_t *keys;            /* [slots] */
     double *wide;              /* [2 * slots] */
     double *square;            /* [d * d] */

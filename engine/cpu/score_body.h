@@ -131,6 +131,23 @@ static void score_protect_slots(
     }
 }
 
+/* Holes are few: most vectors are copied as they are. */
+static void score_close(const uint32_t *restrict order, uint32_t count, uint32_t *restrict to) {
+    for (uint32_t i = 0; i < count; i += LANES) {
+        uint32_t left = count - i < LANES ? count - i : LANES, holes = 0;
+        for (uint32_t lane = 0; left == LANES && lane < LANES; lane++)
+            holes |= order[i + lane] == KV_NO_SLOT;
+        if (left == LANES && holes == 0) {
+            memcpy(to, order + i, LANES * sizeof *to);
+            to += LANES;
+            continue;
+        }
+        for (uint32_t lane = 0; lane < left; lane++)
+            if (order[i + lane] != KV_NO_SLOT)
+                *to++ = order[i + lane];
+    }
+}
+
 /* Blocks of slots that ascend with few gaps, as most do, are picked out of two vectors and not one by one. */
 static void score_gather(const int32_t *restrict positions, const float *restrict scores, uint32_t slots,
     const uint32_t *restrict order, uint32_t count, int32_t *restrict out_positions, float *restrict out_scores) {
@@ -482,7 +499,7 @@ static void score_values_bf16(const char *page, const char *ahead, uint32_t dim,
         .exact_products = score_exact_products, .squares = score_squares, .dots = score_dots,                          \
         .distances = score_distances, .drop_errors = score_drop_errors, .add_scaled = score_add_scaled,                \
         .add_absolute = score_add_absolute, .halves = score_halves, .logs = score_logs, .worst = score_worst,          \
-        .network = NETWORK_KERNELS, .formats = {                                                                       \
+        .close = score_close, .network = NETWORK_KERNELS, .formats = {                                                 \
             [KV_F32] = {score_keys_f32, score_values_f32},                                                             \
             [KV_F16] = {score_keys_f16, score_values_f16},                                                             \
             [KV_BF16] = {score_keys_bf16, score_values_bf16},                                                          \

@@ -107,12 +107,20 @@ static uint32_t find_position(const struct pool_range *range, uint32_t low, uint
     return low;
 }
 
+/* The order without its holes. */
+static const uint32_t *close_order(const struct score_unit *unit, const struct score_head *at) {
+    unit->kernels->close(at->order, at->order_count, unit->scratch->order);
+    return unit->scratch->order;
+}
+
 static struct pool_range pool_range(const struct score_unit *unit, uint32_t head) {
     const struct score_head *at = &unit->layer->heads[head];
     struct pool_range range = {.positions = unit->scratch->slots[head].positions};
     uint32_t slots = at->view.slots;
-    if (at->order != NULL)
+    if (at->order != NULL && at->order_count == slots)
         range.order = at->order;
+    else if (at->order != NULL)
+        range.order = close_order(unit, at);
     else if (!ascends(range.positions, slots))
         range.order = sort_slots(unit, range.positions, slots);
     range.first = find_position(&range, 0, slots, limit_position(at->sinks));
@@ -199,7 +207,10 @@ bool score_worst_pooled(const struct score_unit *unit, const struct score_stage 
     uint32_t count = copy_range(unit, head, &range, &positions, &scores);
     pool_near_or_far(unit, stage->n / 2, positions, scores, count, pooled);
     uint32_t place = range.first + unit->kernels->worst(pooled, positions, count);
-    *unit->layer->heads[head].worst = range.order != NULL ? range.order[place] : place;
+    const struct score_head *at = &unit->layer->heads[head];
+    *at->worst = range.order != NULL ? range.order[place] : place;
+    if (at->worst_rank != NULL)
+        *at->worst_rank = place;
     return true;
 }
 

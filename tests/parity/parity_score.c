@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYERS_MAX = 3, KV_HEADS_MAX = 4, HEADS_MAX = LAYERS_MAX * KV_HEADS_MAX };
+enum { LAYERS_MAX = 3, KV_HEADS_MAX = 4, HEADS_MAX = LAYERS_MAX * KV_HEADS_MAX, HOLES_MAX = 32 };
 
 /* One head of the scene: what the device gets, and the same as numbers. */
 struct scene_head {
-    uint32_t *pages, *positions, *order;
+    uint32_t *pages, *positions, *order, order_count;
     double *keys, *values, *sum, *noisy, *above, *a, *p, *outputs, *want;
     struct kv_statistics device;
 };
@@ -75,6 +75,18 @@ static void find_order(const uint32_t *positions, uint32_t slots, uint32_t *orde
             place += positions[j] < positions[i] || (positions[j] == positions[i] && j < i);
         order[place] = i;
     }
+}
+
+/* Entries that are no slots, anywhere but at the end. Returns the order's new length. */
+static uint32_t add_holes(struct parity *parity, uint32_t slots, uint32_t *order) {
+    uint32_t count = slots;
+    for (uint32_t holes = parity_random(parity, 0, 2) * parity_random(parity, 0, HOLES_MAX / 2); holes > 0; holes--) {
+        uint32_t at = parity_random(parity, 0, count - 1);
+        memmove(order + at + 1, order + at, (count - at) * sizeof *order);
+        order[at] = KV_NO_SLOT;
+        count++;
+    }
+    return count;
 }
 
 /* A number as the format stores it. */
@@ -268,7 +280,7 @@ static void head_create(struct parity *parity, struct scene *scene, uint32_t ind
     *head = (struct scene_head){
         .pages = parity_host(pages * sizeof(uint32_t)),
         .positions = parity_host(slots * sizeof(uint32_t)),
-        .order = parity_host(slots * sizeof(uint32_t)),
+        .order = parity_host((slots + HOLES_MAX) * sizeof(uint32_t)),
         .keys = parity_host((size_t)slots * dim * sizeof(double)),
         .values = parity_host((size_t)slots * dim * sizeof(double)),
         .sum = parity_host(slots * sizeof(double)),
@@ -289,6 +301,7 @@ static void head_create(struct parity *parity, struct scene *scene, uint32_t ind
     else
         draw_positions(parity, layer->seen, slots, head->positions);
     find_order(head->positions, slots, head->order);
+    head->order_count = add_holes(parity, slots, head->order);
     fill_pages(parity, scene, head, slots);
     fill_sums(parity, head, slots, head->device.history);
     fill_windows(parity, scene, head, slots, layer->seen, layer->rows);
@@ -308,6 +321,7 @@ static void head_connect(struct parity *parity, struct scene *scene, uint32_t in
         .scores = parity_upload(parity, NULL, slots * sizeof(float)),
         .positions = parity_random(parity, 0, 1) == 0 ? head->positions : NULL,
         .order = parity_random(parity, 0, 1) == 0 ? head->order : NULL,
+        .order_count = head->order_count,
     };
     scene->reference_heads[index] = (struct reference_score_head){slots, head->positions, head->keys, head->values,
         head->sum, head->noisy, head->above, head->a, head->p, head->outputs, sinks, recent_from, head->want};
@@ -546,9 +560,18 @@ static uint32_t find_worst(const float *scores, const uint32_t *positions, uint3
     return worst;
 }
 
+/* Whether as many slots are before one in the order. */
+static bool has_rank(const struct scene_head *head, uint32_t slot, uint32_t rank) {
+    for (uint32_t i = 0; i < head->order_count; i++) {
+        if (head->order[i] != KV_NO_SLOT && rank-- == 0)
+            return head->order[i] == slot;
+    }
+    return false;
+}
+
 /* Asked for the slots that go alone, some of them or all, the backend names those that its scores name. */
 static void check_worst(struct parity *parity, struct scene *scene) {
-    uint32_t heads = scene->layers * scene->pool.layout.kv_heads, want[HEADS_MAX], got[HEADS_MAX];
+    uint32_t heads = scene->layers * scene->pool.layout.kv_heads, want[HEADS_MAX], got[HEADS_MAX], ranks[HEADS_MAX];
     float *scores[HEADS_MAX];
     bool all = parity_random(parity, 0, 2) > 0;
     struct error error = {0};
@@ -560,8 +583,10 @@ static void check_worst(struct parity *parity, struct scene *scene) {
         free(numbers);
         scores[i] = head->scores;
         got[i] = want[i];
+        ranks[i] = UINT32_MAX; /* not told */
         if (all || parity_random(parity, 0, 1) == 0) {
             head->worst = &got[i];
+            head->worst_rank = &ranks[i];
             head->scores = NULL;
             got[i] = UINT32_MAX - 1;
         }
@@ -576,7 +601,10 @@ static void check_worst(struct parity *parity, struct scene *scene) {
     parity->operations->synchronize(parity->backend);
     for (uint32_t i = 0; i < heads; i++) {
         parity_check_true(parity, got[i] == want[i], "the slot that goes of head %u is %u, not %u", i, got[i], want[i]);
+        parity_check_true(parity, ranks[i] == UINT32_MAX || has_rank(&scene->head[i], got[i], ranks[i]),
+            "slot %u of head %u is not at place %u of the order", got[i], i, ranks[i]);
         scene->score_heads[i].scores = scores[i];
+        scene->score_heads[i].worst_rank = NULL;
         scene->score_heads[i].worst = NULL;
     }
 }

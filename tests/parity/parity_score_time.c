@@ -207,7 +207,8 @@ static void create_heads(struct parity *parity, struct timing *timing, const str
             .scores = timed->worst ? NULL : parity_upload(parity, NULL, SLOTS * sizeof(float)),
             .worst = timed->worst ? &timing->worst[i] : NULL,
             .positions = timed->listed || !timed->ordered ? positions : NULL,
-            .order = timed->listed && !timed->ordered ? order : NULL};
+            .order = timed->listed && !timed->ordered ? order : NULL,
+            .order_count = SLOTS};
         head->statistics.sum = draw_sums(parity, SLOTS);
         head->statistics.window_sum = draw_words(parity, SLOTS / 2);
         head->statistics.output_norm = parity_upload(parity, NULL, SLOTS * sizeof(float));

@@ -498,8 +498,12 @@ static void reach_for_prunes(struct pair *pair, enum reach reach) {
         .summary = summary};
     o->summarise(far, &pair->pool, &update, 1);
     slots[0] = reach == ORDER_OF_NO_SLOT ? 16 : 0;
-    const struct score_head head = {
-        .view = view, .statistics = statistics, .worst = &worst, .positions = positions, .order = slots};
+    const struct score_head head = {.view = view,
+        .statistics = statistics,
+        .worst = &worst,
+        .positions = positions,
+        .order = slots,
+        .order_count = 16};
     struct score_stage stages[SCORE_STAGES_MAX + 1] = {{.kind = STAGE_POSITION}};
     const struct score_layer layer = {.heads = &head,
         .seen = 20,

@@ -405,6 +405,65 @@ static void test_evicted_slot_is_reused(void **state) {
 }
 
 /* A marked slot stays one while several tokens are appended, and while it is kept. */
+/* What is in an order with holes, and how many holes it has. Sets rank: of a slot. */
+static uint32_t check_order(const struct kv_sequence *sequence, uint32_t slot, uint32_t *rank) {
+    uint32_t count, holes = 0, positions[64], slots = kv_sequence_slots(sequence, 0, 1);
+    const uint32_t *order = kv_sequence_slot_order(sequence, 0, 1, &count);
+    int64_t before = -1;
+    kv_sequence_positions(sequence, 0, 1, positions);
+    for (uint32_t i = 0; i < count; i++) {
+        if (order[i] == KV_NO_SLOT) {
+            holes++;
+            continue;
+        }
+        if (order[i] == slot)
+            *rank = i - holes;
+        assert_true(positions[order[i]] > before);
+        before = positions[order[i]];
+    }
+    assert_int_equal(count - holes, slots);
+    assert_int_not_equal(order[count - 1], KV_NO_SLOT);
+    return holes;
+}
+
+/* Slots leave holes in an order that is read at every step, as long as nobody wants it without; a rank that is not
+ * theirs does no harm. */
+static void test_order_with_holes(void **state) {
+    (void)state;
+    struct plain_backend plain;
+    struct kv_cache *cache = kv_model_cache(&plain, 32 * 4, false);
+    int32_t *tokens = make_tokens(48, 1);
+    struct twin *twin = computed(cache, tokens, 40);
+    struct kv_removal removals[MODEL_HEADS];
+    uint32_t most = 0;
+    for (uint32_t h = 0; h < MODEL_HEADS; h++)
+        removals[h] = (struct kv_removal){.evict = KV_NO_SLOT};
+    assert_int_equal(twin_evict(twin, 1, 3), 0);
+    for (uint32_t step = 0; step < 300; step++) {
+        uint32_t slots = twin->heads[1].count, rank = UINT32_MAX;
+        assert_int_equal(twin_append(twin, tokens, step % 90 == 70 ? 2 : 1), 0);
+        removals[1].evict = step % 5 == 0 ? twin->heads[1].count - 1 : step * 7 % slots;
+        if (twin->heads[1].marked != KV_NO_SLOT) /* two tokens leave it */
+            continue;
+        uint32_t holes = check_order(twin->real, removals[1].evict, &rank);
+        most = holes > most ? holes : most;
+        const uint32_t ranks[] = {rank, 0, slots + 100, UINT32_MAX};
+        removals[1].rank = ranks[step % 4];
+        assert_int_equal(twin_prune(twin, removals), 0);
+        kv_model_check(cache, &twin, 1);
+        if (step % 100 == 99)
+            twin_compare(twin);
+    }
+    assert_int_equal(most, KV_ORDER_HOLES);
+    struct twin *fork = twin_fork(twin);
+    twin_compare(fork);
+    twin_compare(twin);
+    twin_free(fork);
+    twin_free(twin);
+    free(tokens);
+    kv_cache_free(cache);
+}
+
 static void test_marked_slot_waits(void **state) {
     (void)state;
     struct plain_backend plain;
@@ -608,6 +667,7 @@ int main(void) {
         cmocka_unit_test(test_keep_frees_pages_at_once),
         cmocka_unit_test(test_keep_checks_slots),
         cmocka_unit_test(test_evicted_slot_is_reused),
+        cmocka_unit_test(test_order_with_holes),
         cmocka_unit_test(test_marked_slot_waits),
         cmocka_unit_test(test_pruning_keeps_the_prefix),
         cmocka_unit_test(test_pruning_a_full_pool),

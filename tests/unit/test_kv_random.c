@@ -242,6 +242,7 @@ static struct kv_removal draw_removal(struct run *run, const struct model_head *
         return removal;
     if (kind == 1 && head->marked == KV_NO_SLOT) {
         removal.evict = draw(run, head->count);
+        removal.rank = draw(run, head->count); /* may be wrong */
         return removal;
     }
     bool names = draw(run, 2) == 0;
