@@ -25,8 +25,8 @@ static __device__ __host__ __forceinline__ uint32_t stage_bytes(uint32_t dim) {
 /* What a warp reads: the keys of its pages, then their values. */
 struct page_queue {
     char *stages;
-    uint32_t pages;
-    uint32_t own; /* number of page lane / 8 */
+    uint32_t first, pages; /* of the chunk's pages the first that is there, and the end */
+    uint32_t own;          /* number of page lane / 8 */
 };
 
 /* Asks for part i of the queue; past the end there is nothing, but still a group, so that waits count alike. */
@@ -39,7 +39,8 @@ static __device__ __forceinline__ void queue_ask(
         uint32_t number = __shfl_sync(ATTEND_ALL, queue.own, (int)(8 * (keys ? i : i - queue.pages)));
         const char *page = attend_page(work, number);
         char *to = queue.stages + i % 2 * stage_bytes(dim);
-        for (uint32_t piece = lane; piece < 2 * dim; piece += 32) {
+        bool gone = (keys ? i : i - queue.pages) < queue.first;
+        for (uint32_t piece = lane; piece < 2 * dim && !gone; piece += 32) {
             if (keys)
                 attend_copy_keys(to, page, piece);
             else
@@ -63,17 +64,19 @@ static __device__ __forceinline__ void chunk_logits(const struct attend_work &wo
     uint32_t dim = work.batch.pool.layout.head_dim;
 #pragma unroll
     for (uint32_t page = 0; page < ATTEND_CHUNK_PAGES; page++) {
-        if (page < queue.pages) {
+        if (page < queue.pages && page >= queue.first) {
             const char *keys = queue_wait(queue, page, dim);
             attend_logits<FORMAT, 1>(queries, keys, 0, 1, dim, s + page);
             __syncwarp();
-            queue_ask<FORMAT>(work, queue, page + 2);
         } else {
 #pragma unroll
             for (uint32_t i = 0; i < 8; i++)
                 s[page][i / 4][i % 4] = -INFINITY;
         }
+        if (page < queue.pages)
+            queue_ask<FORMAT>(work, queue, page + 2);
     }
+    attend_cap<ATTEND_CHUNK_PAGES>(work.batch.cap, s);
 }
 
 template <enum kv_format FORMAT, uint32_t TILES>
@@ -87,6 +90,10 @@ static __device__ __forceinline__ void chunk_weigh(const struct attend_work &wor
     for (uint32_t page = 0; page < ATTEND_CHUNK_PAGES; page++) {
         if (page >= queue.pages)
             continue;
+        if (page < queue.first) {
+            queue_ask<FORMAT>(work, queue, queue.pages + page + 2);
+            continue;
+        }
         const char *values = queue_wait(queue, queue.pages + page, dim);
         uint32_t a[attend_weight_terms<FORMAT>()][4];
         attend_pack_weights<FORMAT>(s[page], a);
@@ -144,12 +151,12 @@ static __device__ __forceinline__ void chunk_keep_outputs(
 
 /* Slots of a chunk that each row sees. */
 static __device__ __forceinline__ void chunk_count_seen(
-    const struct attend_place &place, int2 positions, uint32_t tokens, struct attend_total *totals) {
+    const struct attend_place &place, int2 positions, uint32_t tokens, uint32_t span, struct attend_total *totals) {
     uint32_t lane = threadIdx.x % 32;
     for (uint32_t token = 0; token < tokens; token++) {
         int32_t limit = (int32_t)(place.position + token);
-        uint32_t seen = (uint32_t)(__popc(__ballot_sync(ATTEND_ALL, positions.x <= limit)) +
-                                   __popc(__ballot_sync(ATTEND_ALL, positions.y <= limit)));
+        uint32_t seen = (uint32_t)(__popc(__ballot_sync(ATTEND_ALL, attend_sees(limit, positions.x, span))) +
+                                   __popc(__ballot_sync(ATTEND_ALL, attend_sees(limit, positions.y, span))));
         if (lane < place.group)
             totals[token * place.group + lane].seen = seen;
     }
@@ -194,23 +201,25 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
     const struct attend_place place = attend_place_of(work, tile, blockIdx.y);
     const struct cuda_head_view view = work.batch.views[place.view];
     uint32_t split = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (split * ATTEND_SPLIT >= view.slots)
+    if (split * ATTEND_SPLIT >= view.slots || split < view.from_slot / ATTEND_SPLIT)
         return;
     uint32_t dim = work.batch.pool.layout.head_dim, warp_bytes = 2 * stage_bytes(dim);
     char *stages = shared + attend_query_bytes<FORMAT>(dim);
     struct attend_total *totals = (struct attend_total *)(stages + ATTEND_SPLIT_CHUNKS * warp_bytes);
     uint32_t chunk = split * ATTEND_SPLIT_CHUNKS + warp, first_page = chunk * ATTEND_CHUNK_PAGES;
     uint32_t pages_end = (view.slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
-    struct page_queue queue = {stages + warp * warp_bytes, 0, 0};
-    if (first_page < pages_end)
+    uint32_t pages_gone = attend_first_page(view), span = work.batch.span;
+    struct page_queue queue = {stages + warp * warp_bytes, 0, 0, 0};
+    queue.first = pages_gone > first_page ? pages_gone - first_page : 0;
+    if (first_page < pages_end && queue.first < ATTEND_CHUNK_PAGES)
         queue.pages =
             pages_end - first_page < ATTEND_CHUNK_PAGES ? pages_end - first_page : (uint32_t)ATTEND_CHUNK_PAGES;
-    if (lane / 8 < queue.pages)
+    if (lane / 8 >= queue.first && lane / 8 < queue.pages)
         queue.own = view.pages[first_page + lane / 8];
     queue_ask<FORMAT>(work, queue, 0);
     queue_ask<FORMAT>(work, queue, 1);
-    int2 positions = attend_positions(
-        attend_page(work, queue.own) + 2 * attend_part_bytes<FORMAT>(dim), chunk * ATTEND_CHUNK, view.slots);
+    int2 positions =
+        attend_positions(attend_page(work, queue.own) + 2 * attend_part_bytes<FORMAT>(dim), chunk * ATTEND_CHUNK, view);
     attend_store_queries<FORMAT>(work, place, threadIdx.x, SPLIT_THREADS, shared);
     __syncthreads();
     int32_t earliest = (int32_t)place.position, latest = (int32_t)(place.position + tile.tokens - 1);
@@ -218,7 +227,8 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
     if (lane < ATTEND_TILE_ROWS)
         totals[lane] = (struct attend_total){-INFINITY, 0, 0, 0};
     __syncwarp();
-    if (__any_sync(ATTEND_ALL, positions.x <= latest || positions.y <= latest)) {
+    uint32_t any = attend_span_of_any(span, tile.tokens - 1), all = attend_span_of_all(span, tile.tokens - 1);
+    if (__any_sync(ATTEND_ALL, attend_sees(latest, positions.x, any) || attend_sees(latest, positions.y, any))) {
         float s[ATTEND_CHUNK_PAGES][2][4], o[TILES][4], m[2], l[2];
         int32_t limits[2];
         for (uint32_t half = 0; half < 2; half++) {
@@ -226,9 +236,9 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
             limits[half] = earliest + (int32_t)(row < place.rows ? row / place.group : 0);
         }
         uint32_t needs = attend_swept_needs(work, place.view);
-        struct attend_seen seen = attend_see(positions, earliest);
+        struct attend_seen seen = attend_see(positions, earliest, all);
         chunk_logits<FORMAT>(work, queue, shared, s);
-        attend_hide(seen, limits, s);
+        attend_hide(seen, limits, span, s);
         if (needs != 0)
             chunk_keep_scores(work, tile, place, chunk, queue.pages, s);
         attend_softmax(s, m, l);
@@ -241,7 +251,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS)
             }
         }
         if (needs & STATISTIC_ABOVE)
-            chunk_count_seen(place, positions, tile.tokens, totals);
+            chunk_count_seen(place, positions, tile.tokens, span, totals);
     }
     device_copy_wait<0>();
     __syncthreads();
@@ -265,10 +275,19 @@ static __device__ __forceinline__ uint32_t first_row_that_sees(
     return later >= tokens ? (uint32_t)ATTEND_TILE_ROWS : later * place.group;
 }
 
+/* And by none from this one on, where there is a window. */
+static __device__ __forceinline__ uint32_t first_row_beyond(
+    const struct attend_place &place, uint32_t tokens, int32_t position, uint32_t span) {
+    int64_t token = (int64_t)position + span - place.position;
+    if (span == ATTEND_SPAN_ALL || token >= tokens)
+        return ATTEND_TILE_ROWS;
+    return token > 0 ? (uint32_t)token * place.group : 0;
+}
+
 /* Logits of one slot with all rows; queries [dim][16]. */
 template <enum kv_format FORMAT>
 static __device__ __forceinline__ void plain_logits(
-    const float *queries, const char *page, uint32_t place, uint32_t dim, float s[ATTEND_TILE_ROWS]) {
+    const float *queries, const char *page, uint32_t place, uint32_t dim, float cap, float s[ATTEND_TILE_ROWS]) {
 #pragma unroll
     for (uint32_t row = 0; row < ATTEND_TILE_ROWS; row++)
         s[row] = 0;
@@ -283,6 +302,12 @@ static __device__ __forceinline__ void plain_logits(
             s[row + 2] = fmaf(query.z, key, s[row + 2]);
             s[row + 3] = fmaf(query.w, key, s[row + 3]);
         }
+    }
+    if (cap != 0) {
+        float inverse = 1 / cap;
+#pragma unroll
+        for (uint32_t row = 0; row < ATTEND_TILE_ROWS; row++)
+            s[row] = attend_capped(s[row], cap, inverse);
     }
 }
 
@@ -310,14 +335,16 @@ static __device__ __forceinline__ void plain_softmax(float *p, struct attend_tot
     }
 }
 
-/* o of one channel over every `step`-th page from `first` on. A p of 0 keeps what may be NaN from the rows that do not
- * see it. */
+/* o of one channel over every `step`-th page from `first` on, but for those before `gone`. A p of 0 keeps what may be
+ * NaN from the rows that do not see it. */
 template <enum kv_format FORMAT>
 static __device__ __forceinline__ void plain_weigh(const struct attend_work &work, const uint32_t *numbers,
-    uint32_t pages, uint32_t first, uint32_t step, uint32_t channel, uint32_t rows, const float *p,
+    uint32_t pages, uint32_t gone, uint32_t first, uint32_t step, uint32_t channel, uint32_t rows, const float *p,
     float o[ATTEND_TILE_ROWS]) {
     uint32_t dim = work.batch.pool.layout.head_dim;
     for (uint32_t page = first; page < pages; page += step) {
+        if (page < gone)
+            continue;
         const char *values = attend_page(work, numbers[page]) + attend_part_bytes<FORMAT>(dim);
         for (uint32_t place = 0; place < KV_PAGE_SLOTS; place += 4) {
             float v[4];
@@ -353,16 +380,18 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
     const struct cuda_head_view view = work.batch.views[place.view];
     uint32_t dim = work.batch.pool.layout.head_dim, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     uint32_t split = blockIdx.z, first_slot = split * ATTEND_SPLIT, rows = place.rows;
-    if (first_slot >= view.slots)
+    if (first_slot >= view.slots || split < view.from_slot / ATTEND_SPLIT)
         return;
     float *p = queries + ATTEND_TILE_ROWS * dim, *outputs = queries;
     struct attend_total *totals = (struct attend_total *)(p + ATTEND_TILE_ROWS * ATTEND_SPLIT);
     uint32_t *numbers = (uint32_t *)(totals + ATTEND_TILE_ROWS), *seen = numbers + ATTEND_SPLIT / KV_PAGE_SLOTS;
     uint32_t slots = view.slots - first_slot < ATTEND_SPLIT ? view.slots - first_slot : (uint32_t)ATTEND_SPLIT;
-    uint32_t pages = (slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
-    if (thread < pages)
+    uint32_t pages = (slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS, span = work.batch.span;
+    uint32_t slots_gone = view.from_slot > first_slot ? view.from_slot - first_slot : 0;
+    uint32_t gone = slots_gone / KV_PAGE_SLOTS;
+    if (thread >= gone && thread < pages)
         numbers[thread] = view.pages[first_slot / KV_PAGE_SLOTS + thread];
-    float scale = attend_scale(dim);
+    float scale = work.batch.scale;
     for (uint32_t i = thread; i < ATTEND_TILE_ROWS * dim; i += PLAIN_THREADS) {
         uint32_t row = i % ATTEND_TILE_ROWS, channel = i / ATTEND_TILE_ROWS;
         queries[i] = row >= rows ? 0
@@ -374,24 +403,25 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
 
     int32_t position = KV_NO_POSITION;
     float s[ATTEND_TILE_ROWS] = {0};
-    if (thread < slots) {
+    if (thread < slots && thread >= slots_gone) {
         const char *page = attend_page(work, numbers[thread / KV_PAGE_SLOTS]);
         position = ((const int32_t *)(page + 2 * attend_part_bytes<FORMAT>(dim)))[thread % KV_PAGE_SLOTS];
-        plain_logits<FORMAT>(queries, page, thread % KV_PAGE_SLOTS, dim, s);
+        plain_logits<FORMAT>(queries, page, thread % KV_PAGE_SLOTS, dim, work.batch.cap, s);
     }
     bool keep_scores = attend_swept_needs(work, place.view) != 0 && thread < slots;
     uint32_t first_row = first_row_that_sees(place, tile.tokens, position);
+    uint32_t end_row = first_row_beyond(place, tile.tokens, position, span);
 #pragma unroll
     for (uint32_t row = 0; row < ATTEND_TILE_ROWS; row++) {
         if (row >= rows)
             continue;
-        p[row * ATTEND_SPLIT + thread] = row >= first_row ? s[row] : -INFINITY;
+        p[row * ATTEND_SPLIT + thread] = row >= first_row && row < end_row ? s[row] : -INFINITY;
         if (keep_scores)
             work.scores[scratch_row(work, tile, place, row) * work.splits * ATTEND_SPLIT + first_slot + thread] =
                 s[row];
     }
     for (uint32_t token = 0; token < tile.tokens; token++) {
-        uint32_t sees = __ballot_sync(ATTEND_ALL, position <= (int32_t)(place.position + token));
+        uint32_t sees = __ballot_sync(ATTEND_ALL, attend_sees((int32_t)(place.position + token), position, span));
         if (lane == 0)
             seen[warp * ATTEND_TILE_ROWS + token] = (uint32_t)__popc(sees);
     }
@@ -405,7 +435,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
     bool works = team < teams && channel < dim;
     float o[ATTEND_TILE_ROWS] = {0};
     if (works)
-        plain_weigh<FORMAT>(work, numbers, pages, team, teams, channel, rows, p, o);
+        plain_weigh<FORMAT>(work, numbers, pages, gone, team, teams, channel, rows, p, o);
     for (uint32_t turn = 0; turn < teams; turn++) {
 #pragma unroll
         for (uint32_t row = 0; row < ATTEND_TILE_ROWS; row++) {
@@ -449,7 +479,7 @@ static __global__ void __launch_bounds__(32)
 #pragma unroll
     for (uint32_t pair = 0; pair < PAIRS; pair++)
         o[pair] = make_float2(0, 0);
-    for (uint32_t base = 0; base < splits; base += 32) {
+    for (uint32_t base = view->from_slot / ATTEND_SPLIT; base < splits; base += 32) {
         struct attend_total mine = {-INFINITY, 0, 0, 0};
         if (base + lane < splits)
             mine = attend_load_total(&work.parts[first + base + lane]);
@@ -486,7 +516,7 @@ static __global__ void __launch_bounds__(32)
     seen = warp_sum(seen);
     const float *summary = view->summary;
     if (summary != NULL) {
-        float logit = attend_summary_logit(summary, attend_query(work, batch_row, head), dim);
+        float logit = attend_summary_logit(work, summary, attend_query(work, batch_row, head));
         attend_fold(&m, &l, logit, 1, &keep, &add);
         seen++;
 #pragma unroll

@@ -76,11 +76,6 @@ static __device__ __forceinline__ const float *attend_query(
     return work.qkv + batch_row * stride + (size_t)head * dim;
 }
 
-/* What queries are multiplied by. */
-static __device__ __forceinline__ float attend_scale(uint32_t dim) {
-    return ATTEND_LOG2_E / sqrtf((float)dim);
-}
-
 static __device__ __forceinline__ const char *attend_page(const struct attend_work &work, uint32_t page) {
     return page_at(work.batch.pool, page);
 }
@@ -95,6 +90,43 @@ static __device__ __forceinline__ uint32_t attend_swept_needs(const struct atten
     const uint32_t swept = STATISTIC_SUM | STATISTIC_SQUARED | STATISTIC_WINDOW | STATISTIC_HEAD_WINDOW |
                            STATISTIC_ABOVE | STATISTIC_ENTROPY | STATISTIC_NOISY;
     return work.batch.statistics == NULL ? 0 : work.batch.statistics[view].needs & swept;
+}
+
+/* ---- visibility of a slot ---- */
+
+/* Differences as unsigned numbers: those of later positions are ATTEND_SPAN_ALL or more. */
+static __device__ __forceinline__ bool attend_sees(int32_t row, int32_t slot, uint32_t span) {
+    return (uint32_t)row - (uint32_t)slot < span;
+}
+
+/* Of rows at consecutive positions, `later` after the first: what the last of them must see of a slot by which some row
+ * does, and what the first must by which all do. */
+static __device__ __forceinline__ uint32_t attend_span_of_any(uint32_t span, uint32_t later) {
+    return span < ATTEND_SPAN_ALL - later ? span + later : ATTEND_SPAN_ALL;
+}
+
+static __device__ __forceinline__ uint32_t attend_span_of_all(uint32_t span, uint32_t later) {
+    return span == ATTEND_SPAN_ALL ? span : span > later ? span - later : 0;
+}
+
+/* Pages before it are gone. */
+static __device__ __forceinline__ uint32_t attend_first_page(const struct cuda_head_view &view) {
+    return view.from_slot / KV_PAGE_SLOTS;
+}
+
+/* ---- soft caps ---- */
+
+static __device__ __forceinline__ float attend_capped(float logit, float cap, float inverse) {
+    return cap * tanhf(logit * inverse);
+}
+
+template <uint32_t PAGES> static __device__ __forceinline__ void attend_cap(float cap, float s[PAGES][2][4]) {
+    if (cap == 0)
+        return;
+    float inverse = 1 / cap;
+#pragma unroll
+    for (uint32_t i = 0; i < PAGES * 8; i++)
+        s[i / 8][i / 4 % 2][i % 4] = attend_capped(s[i / 8][i / 4 % 2][i % 4], cap, inverse);
 }
 
 /* ---- folding ---- */
@@ -114,11 +146,14 @@ static __device__ __forceinline__ float attend_fold_o(float o, float keep, float
 }
 
 /* The logit of one row with a summary slot, by a whole warp; every lane gets it. */
-static __device__ __forceinline__ float attend_summary_logit(const float *summary, const float *query, uint32_t dim) {
-    float sum = 0, scale = attend_scale(dim);
+static __device__ __forceinline__ float attend_summary_logit(
+    const struct attend_work &work, const float *summary, const float *query) {
+    uint32_t dim = work.batch.pool.layout.head_dim;
+    float sum = 0, cap = work.batch.cap;
     for (uint32_t i = threadIdx.x % 32; i < dim; i += 32)
-        sum = fmaf(query[i] * scale, summary[i], sum);
-    return fmaf(summary[2 * dim], ATTEND_LOG2_E, warp_sum(sum));
+        sum = fmaf(query[i] * work.batch.scale, summary[i], sum);
+    sum = warp_sum(sum);
+    return fmaf(summary[2 * dim], ATTEND_LOG2_E, cap == 0 ? sum : attend_capped(sum, cap, 1 / cap));
 }
 
 /* ---- numbers of 16 bits ---- */
@@ -190,7 +225,7 @@ template <enum kv_format FORMAT>
 static __device__ __forceinline__ void attend_store_queries(
     const struct attend_work &work, const struct attend_place &place, uint32_t thread, uint32_t count, char *to) {
     uint32_t dim = work.batch.pool.layout.head_dim, row_bytes = attend_row_bytes(dim);
-    float scale = attend_scale(dim);
+    float scale = work.batch.scale;
     for (uint32_t i = thread; i < ATTEND_TILE_ROWS * dim / 2; i += count) {
         uint32_t row = i / (dim / 2), pair = i % (dim / 2);
         float2 x = make_float2(0, 0);
@@ -271,22 +306,26 @@ struct attend_seen {
     uint32_t full; /* bit p: every row sees all slots of page p */
 };
 
-static __device__ __forceinline__ struct attend_seen attend_see(int2 positions, int32_t earliest) {
+/* earliest: position of the first row; span: attend_span_of_all. */
+static __device__ __forceinline__ struct attend_seen attend_see(int2 positions, int32_t earliest, uint32_t span) {
     struct attend_seen seen = {positions, 0};
-    uint32_t all = __ballot_sync(ATTEND_ALL, positions.x <= earliest && positions.y <= earliest);
+    uint32_t all =
+        __ballot_sync(ATTEND_ALL, attend_sees(earliest, positions.x, span) && attend_sees(earliest, positions.y, span));
 #pragma unroll
     for (uint32_t page = 0; page < ATTEND_CHUNK_PAGES; page++)
         seen.full |= (all >> 8 * page & 0xff) == 0xff ? 1u << page : 0;
     return seen;
 }
 
-/* Positions of slots beyond the end count as unused. from: those of the page of slot 2 lane of the chunk. */
-static __device__ __forceinline__ int2 attend_positions(const char *from, uint32_t first_slot, uint32_t slots) {
+/* Positions of slots beyond the end, or before the first that is there, count as unused. from: those of the page of
+ * slot 2 lane of the chunk. */
+static __device__ __forceinline__ int2 attend_positions(
+    const char *from, uint32_t first_slot, const struct cuda_head_view &view) {
     uint32_t lane = threadIdx.x % 32, slot = first_slot + 2 * lane;
     int2 positions = make_int2(KV_NO_POSITION, KV_NO_POSITION);
-    if (slot < slots) {
+    if (slot < view.slots && slot >= view.from_slot) {
         positions = ((const int2 *)from)[lane % 8];
-        if (slot + 1 >= slots)
+        if (slot + 1 >= view.slots)
             positions.y = KV_NO_POSITION;
     }
     return positions;
@@ -294,7 +333,7 @@ static __device__ __forceinline__ int2 attend_positions(const char *from, uint32
 
 /* Logits of hidden slots become -infinity. limits: positions of the lane's rows g and g + 8. */
 static __device__ __forceinline__ void attend_hide(
-    const struct attend_seen &seen, const int32_t limits[2], float s[ATTEND_CHUNK_PAGES][2][4]) {
+    const struct attend_seen &seen, const int32_t limits[2], uint32_t span, float s[ATTEND_CHUNK_PAGES][2][4]) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t page = 0; page < ATTEND_CHUNK_PAGES; page++) {
@@ -307,8 +346,9 @@ static __device__ __forceinline__ void attend_hide(
             int32_t y = __shfl_sync(ATTEND_ALL, seen.positions.y, from);
 #pragma unroll
             for (uint32_t row = 0; row < 2; row++) {
-                s[page][half][2 * row] = x <= limits[row] ? s[page][half][2 * row] : -INFINITY;
-                s[page][half][2 * row + 1] = y <= limits[row] ? s[page][half][2 * row + 1] : -INFINITY;
+                float *pair = &s[page][half][2 * row];
+                pair[0] = attend_sees(limits[row], x, span) ? pair[0] : -INFINITY;
+                pair[1] = attend_sees(limits[row], y, span) ? pair[1] : -INFINITY;
             }
         }
     }

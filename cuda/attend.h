@@ -3,12 +3,12 @@
  * Attention over pages on the device: launchers of attend.cu and attend_prefill.cu. attend.c is the only caller.
  *
  * How a row (one query head of one token) is computed, in every kernel, so that its bits depend neither on the batch
- * nor on how a prompt was cut into pieces, nor on which kernel did it: logits  in units of ln 2: q times log2(e) /
- * sqrt(d), times k chunk   64 slots (ATTEND_CHUNK) alone: m the largest visible logit, p = 2^(logit - m), l the sum of
- * p, o the sum of p v, in a fixed order split   ATTEND_SPLIT slots: its chunks folded in ascending order: m' = max(m,
- * next m), l' = l 2^(m - m') + next l 2^(next m - m'), o likewise; what sees nothing (l = 0) changes nothing row its
- * splits folded in ascending order, then the head's summary slot; out = o / l Without tensor cores a split is one
- * chunk.
+ * nor on how a prompt was cut into pieces, nor on which kernel did it: logits  in units of ln 2: q times the scale
+ * and log2(e) (cuda_batch.scale), times k; then the soft cap, where there is one chunk   64 slots (ATTEND_CHUNK) alone:
+ * m the largest visible logit, p = 2^(logit - m), l the sum of p, o the sum of p v, in a fixed order split ATTEND_SPLIT
+ * slots: its chunks folded in ascending order: m' = max(m, next m), l' = l 2^(m - m') + next l 2^(next m - m'), o
+ * likewise; what sees nothing (l = 0) changes nothing row its splits folded in ascending order, then the head's summary
+ * slot; out = o / l Without tensor cores a split is one chunk.
  *
  * Tensor cores take f16 or bf16 operands. Keys and values are in the cache's format as they are; a query is the sum of
  * 2 (f16) or 3 (bf16) numbers of that format, so that logits are as exact as in float32; p is rounded to f16, or is the

@@ -60,30 +60,33 @@ static __device__ __forceinline__ uint32_t whole_pages(const uint32_t *seen, uin
     return seen[first / 32] >> first % 32 & ((1u << ATTEND_CHUNK_PAGES) - 1);
 }
 
-/* A thread's page number of a chunk, of the first threads and of pages that are there. */
+/* A thread's page number of a chunk, of the first threads and of pages that are seen. */
 static __device__ __forceinline__ uint32_t whole_number(const struct cuda_head_view &view, uint32_t chunk) {
     uint32_t page = chunk * ATTEND_CHUNK_PAGES + threadIdx.x;
-    bool there = threadIdx.x < ATTEND_CHUNK_PAGES && page < (view.slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
+    bool there = threadIdx.x < ATTEND_CHUNK_PAGES && page < (view.slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS &&
+                 page >= attend_first_page(view);
     return there ? view.pages[page] : 0;
 }
 
-/* Sets `seen`: a thread looks at a page. */
+/* Sets `seen`: a thread looks at a page. latest: position of the block's last row; span: attend_span_of_any. */
 template <enum kv_format FORMAT>
 static __device__ __forceinline__ void whole_find_seen(
-    const struct attend_work &work, const struct cuda_head_view &view, int32_t latest, uint32_t *seen) {
+    const struct attend_work &work, const struct cuda_head_view &view, int32_t latest, uint32_t span, uint32_t *seen) {
     uint32_t positions_at = 2 * attend_part_bytes<FORMAT>(work.batch.pool.layout.head_dim);
     uint32_t pages = (view.slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS, lane = threadIdx.x % 32;
     for (uint32_t base = threadIdx.x / 32 * 32; base < pages; base += blockDim.x) {
         uint32_t page = base + lane;
         bool sees = false;
-        if (page < pages) {
+        if (page < pages && page >= attend_first_page(view)) {
             const int4 *positions = (const int4 *)(attend_page(work, view.pages[page]) + positions_at);
 #pragma unroll
             for (uint32_t four = 0; four < 4; four++) {
                 int4 p = positions[four];
                 uint32_t slot = page * KV_PAGE_SLOTS + four * 4;
-                sees = sees || (p.x <= latest && slot < view.slots) || (p.y <= latest && slot + 1 < view.slots) ||
-                       (p.z <= latest && slot + 2 < view.slots) || (p.w <= latest && slot + 3 < view.slots);
+                sees = sees || (attend_sees(latest, p.x, span) && slot < view.slots) ||
+                       (attend_sees(latest, p.y, span) && slot + 1 < view.slots) ||
+                       (attend_sees(latest, p.z, span) && slot + 2 < view.slots) ||
+                       (attend_sees(latest, p.w, span) && slot + 3 < view.slots);
             }
         }
         uint32_t any = __ballot_sync(ATTEND_ALL, sees);
@@ -215,12 +218,12 @@ static __device__ __forceinline__ void whole_begin_rows(const struct attend_plac
 }
 
 /* Counts the slots of a chunk that each row sees. */
-static __device__ __forceinline__ void whole_count_seen(int2 positions, struct whole_row *rows) {
+static __device__ __forceinline__ void whole_count_seen(int2 positions, uint32_t span, struct whole_row *rows) {
     uint32_t lane = threadIdx.x % 32;
     for (uint32_t row = 0; row < ATTEND_TILE_ROWS; row++) {
         int32_t limit = rows[row].limit;
-        uint32_t count = (uint32_t)(__popc(__ballot_sync(ATTEND_ALL, positions.x <= limit)) +
-                                    __popc(__ballot_sync(ATTEND_ALL, positions.y <= limit)));
+        uint32_t count = (uint32_t)(__popc(__ballot_sync(ATTEND_ALL, attend_sees(limit, positions.x, span))) +
+                                    __popc(__ballot_sync(ATTEND_ALL, attend_sees(limit, positions.y, span))));
         if (lane == 0)
             rows[row].seen += count;
         __syncwarp();
@@ -235,7 +238,7 @@ static __device__ __forceinline__ void whole_add_summary(const struct attend_wor
     float logits[2] = {0, 0}, keep[2], add[2];
     for (uint32_t row = 0; row < place.rows; row++) {
         const float *query = attend_query(work, place.batch_row + row / place.group, place.head + row % place.group);
-        float logit = attend_summary_logit(summary, query, dim);
+        float logit = attend_summary_logit(work, summary, query);
         logits[0] = row == lane / 4 ? logit : logits[0];
         logits[1] = row == lane / 4 + 8 ? logit : logits[1];
     }
@@ -306,7 +309,8 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
     int32_t block_latest = earliest - (int32_t)(own.token - block.token) + (int32_t)block.tokens - 1;
     struct whole_row *rows = shared.rows + warp * ATTEND_TILE_ROWS;
     whole_begin_rows(place, rows);
-    whole_find_seen<FORMAT>(work, view, block_latest, shared.seen);
+    uint32_t span = work.batch.span, later = own.tokens > 0 ? own.tokens - 1 : 0;
+    whole_find_seen<FORMAT>(work, view, block_latest, attend_span_of_any(span, block.tokens - 1), shared.seen);
     char *queries = shared.queries + warp * attend_query_bytes<FORMAT>(dim);
     attend_store_queries<FORMAT>(work, place, lane, 32, queries);
     __syncthreads();
@@ -331,8 +335,10 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
         const int32_t *own_positions = shared.positions + turn * ATTEND_CHUNK + lane / 8 * KV_PAGE_SLOTS;
         int2 positions = make_int2(KV_NO_POSITION, KV_NO_POSITION);
         if (pages >> lane / 8 & 1)
-            positions = attend_positions((const char *)own_positions, chunk * ATTEND_CHUNK, view.slots);
-        bool sees = __any_sync(ATTEND_ALL, positions.x <= latest || positions.y <= latest);
+            positions = attend_positions((const char *)own_positions, chunk * ATTEND_CHUNK, view);
+        uint32_t any = attend_span_of_any(span, later);
+        bool sees =
+            __any_sync(ATTEND_ALL, attend_sees(latest, positions.x, any) || attend_sees(latest, positions.y, any));
         float s[ATTEND_CHUNK_PAGES][2][4], m[2], l[2];
         if (sees)
             attend_logits<FORMAT, ATTEND_CHUNK_PAGES>(queries, shared.keys, 32 * dim, pages, dim, s);
@@ -343,13 +349,14 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
         if (next < chunks)
             whole_ask_keys<FORMAT>(work, shared, whole_pages(shared.seen, next), turn);
         device_copy_commit();
-        struct attend_seen visible = attend_see(positions, earliest);
+        struct attend_seen visible = attend_see(positions, earliest, attend_span_of_all(span, later));
         if (sees) {
             int32_t limits[2] = {rows[lane / 4].limit, rows[lane / 4 + 8].limit};
-            attend_hide(visible, limits, s);
+            attend_cap<ATTEND_CHUNK_PAGES>(work.batch.cap, s);
+            attend_hide(visible, limits, span, s);
             attend_softmax(s, m, l);
             if (attend_swept_needs(work, place.view) & STATISTIC_ABOVE)
-                whole_count_seen(positions, rows);
+                whole_count_seen(positions, span, rows);
         }
         device_copy_wait<1>();
         __syncthreads(); /* values are there */

@@ -215,7 +215,15 @@ void cuda_select_free(struct cuda_backend *cuda); /* cuda->select; may be NULL *
 /* vector.c */
 void cuda_rms_norm(
     struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows, uint32_t width, float *out);
+void cuda_rms_norm_add(
+    struct backend *, const float *x, const float *weight, float epsilon, uint32_t rows, uint32_t width, float *out);
+void cuda_head_norms(struct backend *, const float *query_weight, const float *key_weight, float epsilon, uint32_t rows,
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, float *qkv);
+void cuda_add_bias(struct backend *, const float *bias, uint32_t rows, uint32_t width, float *x);
+void cuda_scale(struct backend *, float factor, uint32_t rows, uint32_t width, float *x);
+void cuda_soft_cap(struct backend *, float cap, uint32_t rows, uint32_t width, float *x);
 void cuda_silu_mul(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
+void cuda_gelu_mul(struct backend *, const float *gate_up, uint32_t rows, uint32_t width, float *out);
 void cuda_gather_rows(
     struct backend *, const float *x, const uint32_t *rows_wanted, uint32_t count, uint32_t width, float *out);
 

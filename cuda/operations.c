@@ -23,6 +23,7 @@ const struct backend_operations cuda_operations = {
     .linear = cuda_linear,
 
     /* attend.c, moments.c, summarise.c, preference.c */
+    .attend_variants = true,
     .attend = cuda_attend,
     .query_moments = cuda_query_moments,
     .summarise = cuda_summarise,
@@ -37,7 +38,13 @@ const struct backend_operations cuda_operations = {
 
     /* vector.c */
     .rms_norm = cuda_rms_norm,
+    .rms_norm_add = cuda_rms_norm_add,
+    .head_norms = cuda_head_norms,
+    .add_bias = cuda_add_bias,
+    .scale = cuda_scale,
+    .soft_cap = cuda_soft_cap,
     .silu_mul = cuda_silu_mul,
+    .gelu_mul = cuda_gelu_mul,
     .gather_rows = cuda_gather_rows,
 
     /* rope.c */

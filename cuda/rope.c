@@ -8,71 +8,96 @@
 enum {
     TURNS_LEAST = 4096,   /* positions of the table at first */
     TURNS_MOST = 1 << 17, /* 64 MiB for 64 pairs; positions beyond are computed anew each time */
+    TABLES = 4,           /* global and sliding layers of a model have one each */
 };
 
 /* The table of one set of frequencies. */
-struct rope_state {
+struct rope_table {
+    uint64_t last_use; /* 0: never */
     uint32_t pairs;
     float *inverse_freq; /* [pairs] host: what the table was computed with */
     struct rope_turns turns;
 };
 
-static void state_clear(struct rope_state *state) {
-    cudaFree((void *)state->turns.table);
-    cudaFree((void *)state->turns.inverse_freq);
-    free(state->inverse_freq);
-    *state = (struct rope_state){0};
+struct rope_state {
+    struct rope_table tables[TABLES];
+    uint64_t clock;
+};
+
+static void table_clear(struct rope_table *table) {
+    cudaFree((void *)table->turns.table);
+    cudaFree((void *)table->turns.inverse_freq);
+    free(table->inverse_freq);
+    *table = (struct rope_table){0};
 }
 
 void cuda_rope_free(struct cuda_backend *cuda) {
     if (cuda->rope == NULL)
         return;
-    state_clear(cuda->rope);
+    for (uint32_t i = 0; i < TABLES; i++)
+        table_clear(&cuda->rope->tables[i]);
     free(cuda->rope);
     cuda->rope = NULL;
 }
 
-static bool same_frequencies(const struct rope_state *state, const struct rope_params *rope) {
-    return state->inverse_freq != NULL && state->pairs == rope->dim / 2 &&
-           memcmp(state->inverse_freq, rope->inverse_freq, state->pairs * sizeof(float)) == 0;
+static bool same_frequencies(const struct rope_table *table, const struct rope_params *rope) {
+    return table->inverse_freq != NULL && table->pairs == rope->dim / 2 &&
+           memcmp(table->inverse_freq, rope->inverse_freq, table->pairs * sizeof(float)) == 0;
+}
+
+/* The table of these frequencies, or the one that was not used for longest. */
+static struct rope_table *find_table(struct rope_state *state, const struct rope_params *rope) {
+    struct rope_table *oldest = &state->tables[0];
+    for (uint32_t i = 0; i < TABLES; i++) {
+        struct rope_table *table = &state->tables[i];
+        if (same_frequencies(table, rope))
+            return table;
+        if (table->last_use < oldest->last_use)
+            oldest = table;
+    }
+    return oldest;
 }
 
 /* Forgets the table and takes other frequencies. */
-static bool state_begin(struct cuda_backend *cuda, struct rope_state *state, const struct rope_params *rope) {
+static bool table_begin(struct cuda_backend *cuda, struct rope_table *table, const struct rope_params *rope) {
     if (!cuda_check(cuda, cuda_wait_stream(cuda), "rope"))
         return false;
-    state_clear(state);
+    table_clear(table);
     cuda->generation++;
     size_t bytes = rope->dim / 2 * sizeof(float);
-    state->inverse_freq = malloc(bytes + 1);
+    table->inverse_freq = malloc(bytes + 1);
     void *device = NULL;
-    if (state->inverse_freq == NULL)
+    if (table->inverse_freq == NULL)
         return cuda_check(cuda, cudaErrorMemoryAllocation, "rope");
     if (!cuda_check(cuda, cudaMalloc(&device, bytes + 1), "rope"))
         return false;
-    memcpy(state->inverse_freq, rope->inverse_freq, bytes);
-    state->pairs = rope->dim / 2;
-    state->turns.pairs = state->pairs;
-    state->turns.inverse_freq = device;
+    memcpy(table->inverse_freq, rope->inverse_freq, bytes);
+    table->pairs = rope->dim / 2;
+    table->turns.pairs = table->pairs;
+    table->turns.inverse_freq = device;
     cuda_upload_bytes(cuda, device, rope->inverse_freq, bytes);
     return true;
 }
 
 /* A table of at least `count` positions, up to TURNS_MOST. */
-static bool state_extend(struct cuda_backend *cuda, struct rope_state *state, uint32_t count) {
-    uint32_t room = state->turns.count > 0 ? 2 * state->turns.count : TURNS_LEAST;
+static bool table_extend(struct cuda_backend *cuda, struct rope_table *of, uint32_t count) {
+    uint32_t room = of->turns.count > 0 ? 2 * of->turns.count : TURNS_LEAST;
     while (room < count && room < TURNS_MOST)
         room *= 2;
     void *table = NULL;
-    if (!cuda_check(cuda, cudaMalloc(&table, (size_t)room * state->pairs * 2 * sizeof(float) + 1), "rope"))
+    if (!cuda_check(cuda, cudaMalloc(&table, (size_t)room * of->pairs * 2 * sizeof(float) + 1), "rope"))
         return false;
     cuda_check(cuda, cuda_wait_stream(cuda), "rope"); /* kernels may read the old one */
-    cudaFree((void *)state->turns.table);
+    cudaFree((void *)of->turns.table);
     cuda->generation++;
-    state->turns.table = table;
-    state->turns.count = room;
-    launch_rope_turns(&state->turns, 0, room, cuda->stream);
+    of->turns.table = table;
+    of->turns.count = room;
+    launch_rope_turns(&of->turns, 0, room, cuda->stream);
     return cuda_check_launch(cuda, "rope");
+}
+
+static bool is_short(const struct rope_table *table, uint32_t position_most) {
+    return position_most >= table->turns.count && table->turns.count < TURNS_MOST;
 }
 
 bool rope_turns_get(
@@ -82,15 +107,29 @@ bool rope_turns_get(
     struct rope_state *state = cuda->rope;
     if (state == NULL)
         return cuda_check(cuda, cudaErrorMemoryAllocation, "rope");
-    bool changes = !same_frequencies(state, rope);
-    bool extends = changes || (position_most >= state->turns.count && state->turns.count < TURNS_MOST);
-    if ((changes || extends) && cuda_breaks_capture(cuda))
+    struct rope_table *table = find_table(state, rope);
+    bool changes = !same_frequencies(table, rope), extends = changes || is_short(table, position_most);
+    if (extends && cuda_breaks_capture(cuda))
         return false;
-    if (changes && !state_begin(cuda, state, rope))
+    if (changes && !table_begin(cuda, table, rope))
         return false;
-    if (extends && !state_extend(cuda, state, position_most + 1))
+    if (extends && !table_extend(cuda, table, position_most + 1))
         return false;
-    *turns = state->turns;
+    table->last_use = ++state->clock;
+    *turns = table->turns;
+    return true;
+}
+
+bool rope_turns_prepare(struct cuda_backend *cuda, const struct rope_params *rope, uint32_t position_most) {
+    struct rope_turns turns;
+    if (!rope_turns_get(cuda, rope, position_most, &turns))
+        return false;
+    for (uint32_t i = 0; i < TABLES; i++) {
+        struct rope_table *table = &cuda->rope->tables[i];
+        if (table->turns.table != NULL && is_short(table, position_most) &&
+            !table_extend(cuda, table, position_most + 1))
+            return false;
+    }
     return true;
 }
 

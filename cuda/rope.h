@@ -55,6 +55,9 @@ struct cuda_backend;
  * capture when the table would have to change. */
 bool rope_turns_get(
     struct cuda_backend *cuda, const struct rope_params *rope, uint32_t position_most, struct rope_turns *turns);
+
+/* Makes all tables that there are long enough, so that layers with other frequencies than these can be captured. */
+bool rope_turns_prepare(struct cuda_backend *cuda, const struct rope_params *rope, uint32_t position_most);
 #endif
 
 #endif

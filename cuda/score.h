@@ -44,7 +44,7 @@ enum {
 };
 
 /* One (sequence, layer, KV head) at a prune. All pointers are device addresses. */
-struct cuda_score_unit {
+struct __attribute__((aligned(16))) cuda_score_unit {
     struct cuda_head_view view;
     struct kv_statistics statistics;
     float *scores;               /* [slots]; NULL: the stages need none (launch_score_chain_worst) */

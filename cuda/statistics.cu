@@ -259,6 +259,7 @@ static __device__ __forceinline__ void compute_scores(const struct attend_work &
     __syncthreads();
     float s[WARP_PAGES][2][4];
     attend_logits<FORMAT, WARP_PAGES>(queries, keys + first * 32 * dim, 32 * dim, (1u << own) - 1, dim, s);
+    attend_cap<WARP_PAGES>(work.batch.cap, s);
 #pragma unroll
     for (uint32_t i = 0; i < WARP_PAGES * 4; i++) {
         uint32_t page = i / 4, half = i / 2 % 2, row = i % 2 * 8 + lane / 4;
@@ -330,7 +331,7 @@ static __global__ void __launch_bounds__(SWEEP_THREADS, 4)
         __syncthreads();
         for (uint32_t token = 0; token < tile.tokens; token++) {
             uint32_t position = place.position + token;
-            bool sees = sweep.position <= (int32_t)position;
+            bool sees = attend_sees((int32_t)position, sweep.position, work.batch.span);
             float factor = sweep.needs & STATISTIC_NOISY ? noise_factor(item, position) : 1;
             if (part == 0)
                 token_sums = (struct token_sums){0, 0, 0};
@@ -394,8 +395,7 @@ static __global__ void __launch_bounds__(32)
     }
     if (view.summary != NULL) { /* its logit has no noise, only tau */
         uint32_t position = item.position + range.token + token, batch_row = item.first_row + range.token + token;
-        float logit =
-            attend_summary_logit(view.summary, attend_query(work, batch_row, head), work.batch.pool.layout.head_dim);
+        float logit = attend_summary_logit(work, view.summary, attend_query(work, batch_row, head));
         attend_fold(&m, &l, logit * noise_factor(item, position), 1, &keep, &add);
     }
     if (lane == 0)
@@ -426,8 +426,7 @@ static __global__ void __launch_bounds__(32)
         if (view.summary == NULL)
             continue;
         const struct attend_total total = attend_load_total(&work.totals[(size_t)batch_row * work.heads + head]);
-        float logit =
-            attend_summary_logit(view.summary, attend_query(work, batch_row, head), work.batch.pool.layout.head_dim);
+        float logit = attend_summary_logit(work, view.summary, attend_query(work, batch_row, head));
         float below = logit - total.m, p = exp2f(below) * total.inverse;
         if (p > 0)
             sum -= (double)(p * (below * ATTEND_LN_2 - logf(total.l)));

@@ -9,6 +9,8 @@
  * NaN. What is added are integers, so nothing depends on how rows are cut into ranges. Logits are those that the split
  * path kept, or, after the whole path, are computed anew with the same bits.
  *
+ * Heads that have statistics have all their pages (from_slot is 0): those of sliding layers have none.
+ *
  * Noise (keyformer) is a function of seed, layer, query head, the query's position and the slot's alone.
  */
 #ifndef CUDA_STATISTICS_H

@@ -317,8 +317,7 @@ static struct graph *find_graph(struct cuda_backend *cuda, struct step_state *st
 /* Takes the step to the device. False when there was an error. */
 static bool prepare(struct cuda_backend *cuda, struct step_state *state, bool rounds) {
     const struct kv_step *step = &state->step;
-    struct rope_turns turns;
-    if (!bound_step(cuda, state, rounds) || !rope_turns_get(cuda, step->rope, state->batch.position_most, &turns))
+    if (!bound_step(cuda, state, rounds) || !rope_turns_prepare(cuda, step->rope, state->batch.position_most))
         return false;
     const struct attend_plan *plan = attend_plan_get(cuda, &state->batch, state->items, step->heads);
     if (plan == NULL)
@@ -394,6 +393,7 @@ bool cuda_step_batch(struct cuda_backend *cuda, const struct kv_batch *batch, st
     *out = state->batch;
     size_t heads = (size_t)out->items_count * out->pool.layout.kv_heads;
     out->layer = batch->layer;
+    cuda_batch_vary(batch, out);
     out->views += batch->layer * heads;
     if (out->statistics != NULL)
         out->statistics += batch->layer * heads;

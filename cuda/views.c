@@ -2,7 +2,7 @@
 #include "cuda/views.h"
 #include "cuda/step.h"
 
-#include <string.h>
+#include <math.h>
 
 static uint32_t pages_of(const struct kv_head_view *view) {
     return (view->slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS;
@@ -21,6 +21,7 @@ struct cuda_head_view cuda_view_stage(struct cuda_stage *stage, const struct kv_
         .summary = view->summary,
         .slots = view->slots,
         .first_slot = view->first_slot,
+        .from_slot = view->from_slot,
     };
 }
 
@@ -37,6 +38,14 @@ void cuda_batch_bound(const struct kv_item *items, uint32_t items_count, const s
         out->slots_most = views[i].slots > out->slots_most ? views[i].slots : out->slots_most;
         out->needs |= statistics != NULL ? statistics[i].needs : 0;
     }
+}
+
+void cuda_batch_vary(const struct kv_batch *batch, struct cuda_batch *out) {
+    const float log2_e = 1.4426950408889634f;
+    float dim = (float)batch->pool->layout.head_dim;
+    out->span = batch->window != 0 && batch->window < ATTEND_SPAN_ALL ? batch->window : ATTEND_SPAN_ALL;
+    out->scale = batch->scale != 0 ? batch->scale * log2_e : log2_e / sqrtf(dim);
+    out->cap = batch->cap * log2_e;
 }
 
 static size_t batch_bytes(const struct kv_batch *batch, const struct cuda_batch *out) {
@@ -74,6 +83,7 @@ bool cuda_batch_stage(struct cuda_backend *cuda, const struct kv_batch *batch, s
     *out = (struct cuda_batch){.pool = *batch->pool, .items_count = batch->items_count, .layer = batch->layer};
     cuda_batch_bound(batch->items, batch->items_count, batch->views,
         (size_t)batch->items_count * batch->pool->layout.kv_heads, batch->statistics, out);
+    cuda_batch_vary(batch, out);
     struct cuda_stage stage;
     if (out->rows_count == 0 || !cuda_stage_begin(cuda, batch_bytes(batch, out), &stage))
         return false;

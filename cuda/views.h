@@ -20,7 +20,11 @@ struct cuda_head_view {
     const float *summary;  /* [SUMMARY_NUMBERS(d)] or NULL */
     uint32_t slots;        /* those of this batch's new tokens included */
     uint32_t first_slot;   /* of the item's first new token */
+    uint32_t from_slot;    /* slots before it, whole pages, are gone */
 };
+
+/* No window. Differences of positions are below it. */
+#define ATTEND_SPAN_ALL 0x80000000u
 
 /* A row of the batch: the token-th of its item. */
 struct cuda_row {
@@ -35,6 +39,9 @@ struct cuda_batch {
     const struct kv_statistics *statistics; /* [items_count * K], or NULL: no item needs any */
     const struct cuda_row *rows;            /* [rows_count] item by item */
     uint32_t items_count, rows_count, layer;
+    uint32_t span; /* a row sees a slot whose position is up to span - 1 before its own; ATTEND_SPAN_ALL: all of them */
+    float scale;   /* of q k, for logits in units of ln 2 */
+    float cap;     /* of these logits; 0: none */
     /* Upper bounds, for grids: kernels leave early. */
     uint32_t slots_most;    /* of a view's slots */
     uint32_t rows_most;     /* of an item's rows */
@@ -60,6 +67,9 @@ bool cuda_batch_stage(struct cuda_backend *cuda, const struct kv_batch *batch, s
 /* Sets the upper bounds of *out from items, views [views_count] and statistics (NULL: none). */
 void cuda_batch_bound(const struct kv_item *items, uint32_t items_count, const struct kv_head_view *views,
     size_t views_count, const struct kv_statistics *statistics, struct cuda_batch *out);
+
+/* Sets span, scale and cap of *out. */
+void cuda_batch_vary(const struct kv_batch *batch, struct cuda_batch *out);
 
 /* One view in a stage of the caller's: its bytes there, and its pages added, unless the device has them. */
 size_t cuda_view_bytes(const struct kv_head_view *view);

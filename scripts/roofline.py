@@ -34,7 +34,7 @@ LINK_SHARE = 0.8  # of the link that such copies reach
 PAGE_SLOTS, SPLIT, GROUP_BYTES = 16, 256, 256 << 20  # engine/backend.h, cuda/attend.c
 # Bytes of what is staged: struct kv_item and cuda_row, cuda_head_view, kv_statistics, cuda_score_unit, array_move,
 # page_places, attend_tile, table_range and a page number, sample_row and sample_result.
-ITEM, ROW, VIEW, STATISTICS, UNIT, MOVE, PLACES, TILE = 20, 8, 24, 128, 336, 64, 8, 16
+ITEM, ROW, VIEW, STATISTICS, UNIT, MOVE, PLACES, TILE = 20, 8, 32, 128, 352, 64, 8, 16
 RANGE, SAMPLE = 16 + 4, 64 + 176
 SEGMENT = 1 << 20  # of the staging ring
 CONTEXTS, BATCHES, KEPT = (4096, 32768), (1, 8, 32), (1.0, 0.25)
@@ -124,8 +124,8 @@ def halves_kernel(tiles, stages, registers):
 
 KERNELS = {
     "embed": Kernel(128, 0, 2048, 2, r"linear_embed_values", 14),
-    "rms_norm": Kernel(256, 32, 16384, 3, r"norm_rowsILi4ELi1E", 36, "one block a row: most of the device idles", True),
-    "rms_norm, 4 rows": Kernel(256, 128, 65536, 3, r"norm_rowsILi4ELi4E", 88, "one block for four rows", True),
+    "rms_norm": Kernel(256, 32, 16384, 3, r"norm_rowsILi4ELi1ELb0E", 36, "one block a row: most of the device idles", True),
+    "rms_norm, 4 rows": Kernel(256, 128, 65536, 3, r"norm_rowsILi4ELi4ELb0E", 88, "one block for four rows", True),
     "round to int8": Kernel(128, 0, 2048, 1, r"linear_round_blocks", 25, "a launch of its own for little work", True),
     "round to f16": Kernel(128, 16, 1024, 2, r"linear_halve_rows", 22, "one block a row, 8 bytes a thread at a time", True),
     "Q4 product, 8 rows": blocks_kernel(8, 0, 1, 8, 6, 48),
@@ -139,7 +139,7 @@ KERNELS = {
     "attend, merge": Kernel(32, 0, 8192, 5, r"attend_merge_kernelILj2ELj16E", 104, "16 splits of 512 bytes a row", True),
     "statistics": Kernel(128, 960, 1536, 6, r"statistics_sweep_kernelIL12sweep_source0ELb0E", 60,
                          "4 bytes a thread at a time, the heads of a group one after the other", True),
-    "silu_mul": Kernel(256, 0, 8192, 1, r"silu_vectors", 26, "32 bytes a thread", True),
+    "silu_mul": Kernel(256, 0, 8192, 1, r"gate_vectorsI4silu", 26, "32 bytes a thread", True),
     "sample": Kernel(1024, 33 << 10, 16384, 3, r"6samplePKf", 56, "one block a row", True),
     "score, worst": Kernel(256, 700, 8192, 5, r"score_chain_worst", 64,
                            "one block a head, sum and position of 4 slots a thread at a time"),

@@ -126,8 +126,8 @@ def test_occupancy():
 def test_registers_come_from_reports(tmp_path):
     lines = "ptxas info    : Compiling entry function '{}' for '{}'\nptxas info    : Function properties for x\n" \
             "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used {} registers\n"
-    (tmp_path / "vector.cu.ptxas.txt").write_text(lines.format("_Z12silu_vectorsPKfjPf", "sm_80", 99) +
-                                                  lines.format("_Z12silu_vectorsPKfjPf", "sm_89", 77))
+    (tmp_path / "vector.cu.ptxas.txt").write_text(lines.format("_Z12gate_vectorsI4siluEvPKfjPf", "sm_80", 99) +
+                                                  lines.format("_Z12gate_vectorsI4siluEvPKfjPf", "sm_89", 77))
     kernels = {k["name"]: k for k in json.loads(run("--json", "--ptxas", tmp_path).stdout)["kernels"]}
     assert kernels["silu_mul"]["registers"] == 77
     assert kernels["silu_mul"]["blocks_resident"] == 65536 // (80 * 32) // 8 and kernels["silu_mul"]["limited_by"] == "registers"
