@@ -4,6 +4,7 @@
  *
  *   logits_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--together] [--stride N]
  *               [--features TIER] [--threads N] [--top] [--quantize q8_0|q4_0]
+ *               [--backend cpu|cuda] [--kv-memory MIB]
  *
  * Standard input: one sequence a line, token ids separated by blanks or commas (brackets are skipped, so that a JSON
  * list on a line is fine). Standard output: float32 logits [vocabulary] of every token of every sequence, in order; or
@@ -27,6 +28,8 @@ struct options {
     const char *kv;
     const char *features;
     const char *quantize;
+    const char *backend;
+    uint32_t kv_memory; /* MiB */
     uint32_t chunk;
     uint32_t stride;
     uint32_t threads;
@@ -44,7 +47,7 @@ struct text { /* one sequence of the input */
 };
 
 static int parse_arguments(int count, char **arguments, struct options *options) {
-    *options = (struct options){.kv = "f16", .features = "auto", .chunk = 512, .stride = 1};
+    *options = (struct options){.kv = "f16", .features = "auto", .chunk = 512, .stride = 1, .kv_memory = 256};
     for (int i = 1; i < count; i++) {
         const char *name = arguments[i], *value = i + 1 < count ? arguments[i + 1] : NULL;
         if (strcmp(name, "--exact") == 0)
@@ -57,6 +60,10 @@ static int parse_arguments(int count, char **arguments, struct options *options)
             options->model = name;
         else if (value == NULL)
             return -1;
+        else if (strcmp(name, "--backend") == 0)
+            options->backend = arguments[++i];
+        else if (strcmp(name, "--kv-memory") == 0)
+            options->kv_memory = (uint32_t)strtoul(arguments[++i], NULL, 10);
         else if (strcmp(name, "--kv") == 0)
             options->kv = arguments[++i];
         else if (strcmp(name, "--features") == 0)
@@ -221,8 +228,8 @@ static int write_texts(const struct engine *engine, const struct options *option
 
 static int run_model(const struct options *options, struct text *texts, uint32_t count, struct error *error) {
     struct engine_options engine_options = {
-        .backend = {.cpu_features = options->features, .threads = options->threads},
-        .kv_bytes = 256u << 20,
+        .backend = {.cpu_features = options->features, .threads = options->threads, .name = options->backend},
+        .kv_bytes = (size_t)options->kv_memory << 20,
         .kv_format = strcmp(options->kv, "f32") == 0    ? KV_F32
                      : strcmp(options->kv, "bf16") == 0 ? KV_BF16
                                                         : KV_F16,

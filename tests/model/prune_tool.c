@@ -3,7 +3,7 @@
  * Runs policies on the real model and writes what they do, for tests/model/test_prunes.py.
  *
  *   prune_tool MODEL [--exact] [--kv f16|f32|bf16] [--chunk N] [--threads N] [--group N] [--swap] [--share] [--fork]
- *              [--backend cpu|cuda] [--megabytes N]
+ *              [--backend cpu|cuda] [--kv-memory MIB]
  *
  * Standard input, one task a line, its fields separated by semicolons:
  *   scores;POLICY;PROMPT         scores after the prompt, before any prune
@@ -14,7 +14,7 @@
  *   {"prompt": [layer][head] positions kept, "top": [step][5] of [id, logprob], "counts": [step] of layer 0, head 0,
  *    "decode": [layer][head] positions kept}
  * --group N: N tasks advance in the same batches and prunes. --swap: sequences are swapped out and in after each prune.
- * --megabytes N: of the page pool (default 1024), all of which is written to before the first task.
+ * --kv-memory MIB: of the page pool (default 1024), all of which is written to before the first task.
  * --share: prefixes are shared. --fork: tasks of a group that have a policy and a prompt in common, whatever its
  * options, compute the prompt once.
  */
@@ -33,7 +33,7 @@ struct options {
     uint32_t chunk;
     uint32_t threads;
     uint32_t group;
-    uint32_t megabytes;
+    uint32_t kv_memory; /* MiB */
     bool exact;
     bool swap;
     bool share;
@@ -61,13 +61,13 @@ struct task {
 };
 
 static int parse_arguments(int count, char **arguments, struct options *options) {
-    *options = (struct options){.kv = "f16", .chunk = 512, .group = 1, .megabytes = 1024};
+    *options = (struct options){.kv = "f16", .chunk = 512, .group = 1, .kv_memory = 1024};
     for (int i = 1; i < count; i++) {
         const char *name = arguments[i], *value = i + 1 < count ? arguments[i + 1] : NULL;
         uint32_t *number = strcmp(name, "--chunk") == 0       ? &options->chunk
                            : strcmp(name, "--threads") == 0   ? &options->threads
                            : strcmp(name, "--group") == 0     ? &options->group
-                           : strcmp(name, "--megabytes") == 0 ? &options->megabytes
+                           : strcmp(name, "--kv-memory") == 0 ? &options->kv_memory
                                                               : NULL;
         if (strcmp(name, "--exact") == 0)
             options->exact = true;
@@ -378,7 +378,7 @@ static int run_group(struct engine *engine, const struct options *options, struc
 static int run_all(const struct options *options, struct error *error) {
     struct engine_options engine_options = {
         .backend = {.threads = options->threads, .name = options->backend},
-        .kv_bytes = (size_t)options->megabytes << 20,
+        .kv_bytes = (size_t)options->kv_memory << 20,
         .kv_format = strcmp(options->kv, "f32") == 0    ? KV_F32
                      : strcmp(options->kv, "bf16") == 0 ? KV_BF16
                                                         : KV_F16,

@@ -31,7 +31,7 @@ TIMEOUT_S = 120
 
 
 def run_tool(model, lines, *options):
-    return subprocess.run([BUILD / "tests/model/prune_tool", FOLDER / f"{model}.gguf", "--megabytes", "32", *options], timeout=TIMEOUT_S,
+    return subprocess.run([BUILD / "tests/model/prune_tool", FOLDER / f"{model}.gguf", "--kv-memory", "32", *options], timeout=TIMEOUT_S,
                           input="\n".join(lines).encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -151,6 +151,31 @@ static void case_decode(struct parity *parity) {
     }
 }
 
+/* A sliding layer: of its cache what the window has, whole pages, and splits that are gone cost nothing. */
+static void case_window(struct parity *parity) {
+    static const struct shape shapes[] = {{KV_F16, 8, 4, 256, 1, 1, {1535}}, {KV_F32, 9, 3, 64, 1, 1, {1279}}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        enum { WINDOW = 512 };
+        const struct shape *shape = &shapes[i];
+        const char *kernel = shape->format == KV_F32 ? "attend_plain_kernel" : "attend_split_kernel";
+        struct cache cache;
+        cache_create(parity, shape, &cache);
+        uint32_t slots = shape->old[0] + 1, gone = (slots - WINDOW) / KV_PAGE_SLOTS;
+        for (uint32_t head = 0; head < shape->kv_heads; head++)
+            cache.views[head].from_slot = gone * KV_PAGE_SLOTS;
+        cache.pages = shape->kv_heads * ((slots + KV_PAGE_SLOTS - 1) / KV_PAGE_SLOTS - gone);
+        cache.splits =
+            shape->kv_heads * ((slots + ATTEND_SPLIT - 1) / ATTEND_SPLIT - gone * KV_PAGE_SLOTS / ATTEND_SPLIT);
+        cache.batch.window = WINDOW;
+        cache.batch.cap = 50;
+        attend(parity, &cache);
+        traffic_check(parity, kernel, cache_bytes(&cache) + row_bytes(shape) + part_bytes(&cache),
+            "window of %d, format %d, %u and %u heads of %u", WINDOW, (int)shape->format, shape->heads, shape->kv_heads,
+            shape->dim);
+        cache_free(parity, &cache);
+    }
+}
+
 static void case_decode_statistics(struct parity *parity) {
     for (size_t i = 0; i < sizeof decode_shapes / sizeof decode_shapes[0]; i++) {
         const struct shape *shape = &decode_shapes[i];
@@ -287,6 +312,7 @@ static void case_summarise(struct parity *parity) {
 
 const struct parity_case parity_traffic_attend_cases[] = {
     {.name = "traffic attend", .run = case_decode},
+    {.name = "traffic attend, window", .run = case_window},
     {.name = "traffic attend with statistics", .run = case_decode_statistics},
     {.name = "traffic attend prefill", .run = case_prefill},
     {.name = "traffic attend prefill with statistics", .run = case_prefill_statistics},

@@ -27,7 +27,7 @@ static void case_vectors(struct parity *parity) {
         traffic_check(parity, "norm_rows", (2 * (double)count + width) * sizeof *x, "%u x %u", rows, width);
         traffic_begin(parity);
         parity->operations->silu_mul(parity->backend, x, rows, width, out);
-        traffic_check(parity, "silu_vectors", 3 * (double)count * sizeof *x, "%u x %u", rows, width);
+        traffic_check(parity, "gate_vectors", 3 * (double)count * sizeof *x, "%u x %u", rows, width);
         for (uint32_t k = 0; k < 16; k++)
             wanted[k] = parity_random(parity, 0, rows - 1);
         traffic_begin(parity);
@@ -36,6 +36,54 @@ static void case_vectors(struct parity *parity) {
         parity_release(parity, x);
         parity_release(parity, weight);
         parity_release(parity, out);
+    }
+}
+
+/* What other architectures have besides. */
+static void case_traits(struct parity *parity) {
+    static const struct { uint32_t rows, width; } shapes[] = {{1, 640}, {64, 4096}, {128, 640}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        uint32_t rows = shapes[i].rows, width = shapes[i].width;
+        size_t count = (size_t)rows * width;
+        float *x = upload_normal(parity, 2 * count), *weight = upload_normal(parity, width);
+        float *out = upload_normal(parity, count);
+        traffic_begin(parity);
+        parity->operations->rms_norm_add(parity->backend, x, weight, 1e-5f, rows, width, out);
+        traffic_check(parity, "norm_rows", (3 * (double)count + width) * sizeof *x, "added, %u x %u", rows, width);
+        traffic_begin(parity);
+        parity->operations->add_bias(parity->backend, weight, rows, width, x);
+        traffic_check(parity, "bias_rows", (2 * (double)count + width) * sizeof *x, "%u x %u", rows, width);
+        traffic_begin(parity);
+        parity->operations->soft_cap(parity->backend, 30, rows, width, x);
+        traffic_check(parity, "map_numbers", 2 * (double)count * sizeof *x, "soft cap, %u x %u", rows, width);
+        traffic_begin(parity);
+        parity->operations->scale(parity->backend, 25, rows, width, x);
+        traffic_check(parity, "map_numbers", 2 * (double)count * sizeof *x, "scale, %u x %u", rows, width);
+        traffic_begin(parity);
+        parity->operations->gelu_mul(parity->backend, x, rows, width, out);
+        traffic_check(parity, "gate_vectors", 3 * (double)count * sizeof *x, "gelu, %u x %u", rows, width);
+        parity_release(parity, x);
+        parity_release(parity, weight);
+        parity_release(parity, out);
+    }
+}
+
+/* Values are left alone. A warp reads its weights once for eight heads; of few heads there are few warps. */
+static void case_head_norms(struct parity *parity) {
+    static const struct {
+        uint32_t rows, heads, kv_heads, dim;
+    } shapes[] = {{1, 32, 8, 128}, {16, 8, 4, 256}, {64, 9, 3, 64}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        uint32_t rows = shapes[i].rows, heads = shapes[i].heads, kv_heads = shapes[i].kv_heads, dim = shapes[i].dim;
+        float *qkv = upload_normal(parity, (size_t)rows * (heads + 2 * kv_heads) * dim);
+        float *weight = upload_normal(parity, 2 * dim);
+        traffic_begin(parity);
+        parity->operations->head_norms(parity->backend, weight, weight + dim, 1e-6f, rows, heads, kv_heads, dim, qkv);
+        double normed = (double)rows * (heads + kv_heads) * dim;
+        traffic_check(parity, "norm_heads", (2 * normed + 2 * dim) * sizeof *qkv, "%u rows, %u and %u heads of %u",
+            rows, heads, kv_heads, dim);
+        parity_release(parity, qkv);
+        parity_release(parity, weight);
     }
 }
 
@@ -50,7 +98,7 @@ static void case_odd_vectors(struct parity *parity) {
     traffic_check(parity, "norm_any", 4.0 * WIDTH * sizeof *x, "1 x %d, read twice", WIDTH);
     traffic_begin(parity);
     parity->operations->silu_mul(parity->backend, x, 1, WIDTH, out);
-    traffic_check(parity, "silu_any", 3.0 * WIDTH * sizeof *x, "1 x %d", WIDTH);
+    traffic_check(parity, "gate_any", 3.0 * WIDTH * sizeof *x, "1 x %d", WIDTH);
     traffic_begin(parity);
     parity->operations->gather_rows(parity->backend, x, &wanted, 1, WIDTH, out);
     traffic_check(parity, "gather_any", 2.0 * WIDTH * sizeof *x, "1 x %d", WIDTH);
@@ -185,6 +233,29 @@ static void case_rotation(struct parity *parity) {
     pages_free(parity, &pages);
 }
 
+/* Positions beyond the table of turns are computed where they are needed: besides, frequencies are read. */
+static void case_far_rotation(struct parity *parity) {
+    enum { COUNT = 64, DIM = 128, FAR = 1 << 18 };
+    struct pages pages = pages_create(parity, COUNT / KV_PAGE_SLOTS, 1, DIM);
+    uint32_t slots[COUNT], to[COUNT];
+    float inverse_freq[DIM / 2];
+    for (uint32_t i = 0; i < DIM / 2; i++)
+        inverse_freq[i] = 1.0f / (float)(i + 1);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        slots[i] = i;
+        to[i] = FAR + i;
+    }
+    struct rope_params rope = {DIM, inverse_freq};
+    float *keys = upload_normal(parity, (size_t)COUNT * DIM);
+    double row = DIM * sizeof *keys, frequencies = row / 2, number = DIM * sizeof(uint16_t);
+    double listed = sizeof(uint64_t) + sizeof(uint32_t);
+    traffic_begin(parity);
+    parity->operations->rotate_slots(parity->backend, &pages.pool, &rope, pages.table, slots, keys, to, COUNT);
+    traffic_check(parity, "rotate_slots", COUNT * (row + frequencies + number + listed), "%d slots, far", COUNT);
+    parity_release(parity, keys);
+    pages_free(parity, &pages);
+}
+
 /* Tables of a prompt; then one number each of many heads. */
 static void case_tables(struct parity *parity) {
     enum { HEADS = 64, PAGES = 128 };
@@ -261,6 +332,9 @@ static void case_sample(struct parity *parity) {
 const struct parity_case parity_traffic_core_cases[] = {
     {.name = "traffic vectors", .run = case_vectors},
     {.name = "traffic odd vectors", .run = case_odd_vectors},
+    {.name = "traffic traits", .run = case_traits},
+    {.name = "traffic head_norms", .run = case_head_norms},
+    {.name = "traffic far rotation", .run = case_far_rotation},
     {.name = "traffic rope_and_append", .run = case_append},
     {.name = "traffic pages", .run = case_pages},
     {.name = "traffic rotation", .run = case_rotation},
