@@ -69,8 +69,8 @@ def test_attention(found):
 
 def test_what_is_sent(found):
     # A token, an item, a row, twice 16 bytes for the plan; a view of each head, and with h2o its statistics.
-    assert step(found, "F16", 32768, 1, 8)[1]["step"]["copied_bytes"] == 8 * (4 + 20 + 8 + 32) + 8 * 256 * 24
-    assert step(found, "Q4_K", 4096, 0.25, 1)[1]["step"]["copied_bytes"] == 64 + 256 * (24 + 128)
+    assert step(found, "F16", 32768, 1, 8)[1]["step"]["copied_bytes"] == 8 * (4 + 20 + 8 + 32) + 8 * 256 * 32
+    assert step(found, "Q4_K", 4096, 0.25, 1)[1]["step"]["copied_bytes"] == 64 + 256 * (32 + 128)
     # Pages of two of 32 sequences begin: places to mark; a range and a page number.
     pages = step(found, "F16", 4096, 1, 32)[1]["new pages"]
     assert pages["copied_bytes"] == 2 * 256 * (8 + 20) and pages["launches"] == pages["copies"] == 2
