@@ -471,7 +471,8 @@ static __global__ void __launch_bounds__(32)
     uint32_t dim = work.batch.pool.layout.head_dim, kv_heads = work.batch.pool.layout.kv_heads;
     const struct cuda_head_view *view =
         &work.batch.views[(size_t)tile.item * kv_heads + head / (work.heads / kv_heads)];
-    uint32_t splits = (view->slots + ATTEND_SPLIT - 1) / ATTEND_SPLIT, seen = 0;
+    const uint4 counts = *(const uint4 *)&view->slots; /* slots, first_slot, from_slot: by one access */
+    uint32_t splits = (counts.x + ATTEND_SPLIT - 1) / ATTEND_SPLIT, seen = 0;
     uint32_t batch_row = work.batch.items[tile.item].first_row + tile.token + token;
     size_t first = ((size_t)(tile.scratch + token) * work.heads + head) * work.splits;
     float m = -INFINITY, l = 0, keep, add;
@@ -479,7 +480,7 @@ static __global__ void __launch_bounds__(32)
 #pragma unroll
     for (uint32_t pair = 0; pair < PAIRS; pair++)
         o[pair] = make_float2(0, 0);
-    for (uint32_t base = view->from_slot / ATTEND_SPLIT; base < splits; base += 32) {
+    for (uint32_t base = counts.z / ATTEND_SPLIT; base < splits; base += 32) {
         struct attend_total mine = {-INFINITY, 0, 0, 0};
         if (base + lane < splits)
             mine = attend_load_total(&work.parts[first + base + lane]);

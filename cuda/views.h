@@ -21,6 +21,7 @@ struct cuda_head_view {
     uint32_t slots;        /* those of this batch's new tokens included */
     uint32_t first_slot;   /* of the item's first new token */
     uint32_t from_slot;    /* slots before it, whole pages, are gone */
+    uint32_t unused;       /* the last four numbers are read as one, 16-byte aligned */
 };
 
 /* No window. Differences of positions are below it. */
