@@ -8,16 +8,17 @@
  * sequences are the same at each run; those of a policy go on from run to run, up to (pairs + 2) x --decode tokens
  * deeper at last, which does not flatter them. With --profile the policy's own part of a step is measured: its
  * sequences take turns with as many of a full cache that hold as many tokens, in 48 pairs of runs of 4 steps, so short
- * that what else the machine does meets both. policy_percent is the median over the pairs of what the policy's step
- * takes longer, as a part of it; the phase `statistics`, which is part of `attend`, the median difference of their
- * attend phases: attention keeps statistics, and most policies' scores of a decode step are computed there as well.
- * Prefill: policy_percent is the time that statistics and the prune after the prompt add to that of the full cache.
+ * that what else the machine does meets both; or, where a policy prunes less often, in as many steps of whole
+ * intervals, at least 12 pairs. policy_percent is the median over the pairs of what the policy's step takes longer, as
+ * a part of it; the phase `statistics`, which is part of `attend`, the median difference of their attend phases:
+ * attention keeps statistics, and most policies' scores of a decode step are computed there as well. Prefill:
+ * policy_percent is the time that statistics and the prune after the prompt add to that of the full cache.
  */
 #include "commands/bench_case.h"
 
 #include "commands/bench_machine.h"
 
-enum { PART_PAIRS = 48, PART_STEPS = 4 };
+enum { PART_PAIRS = 48, PART_PAIRS_LEAST = 12, PART_STEPS = 4 };
 
 static int prefill_policy(struct bench *bench, struct bench_case *work, double *seconds, struct error *error) {
     return bench_prefill(bench->engine, work->policy, work->depth, seconds, error);
@@ -63,6 +64,17 @@ int bench_policy_prefill(struct bench *bench, struct error *error) {
     return code;
 }
 
+/* Each run has to hold as many prunes as the others: a median over runs of which few prune would leave them out. */
+static uint32_t part_steps(const struct policy_settings *policy) {
+    uint32_t interval = policy->interval;
+    return interval <= 1 ? PART_STEPS : (PART_STEPS + interval - 1) / interval * interval;
+}
+
+static uint32_t part_pairs(uint32_t steps) {
+    uint32_t pairs = PART_PAIRS * PART_STEPS / steps;
+    return pairs > PART_PAIRS_LEAST ? pairs : PART_PAIRS_LEAST;
+}
+
 /* Seconds of a step, and of its attend phase. */
 struct step_seconds {
     double step, attend;
@@ -73,8 +85,8 @@ static int profile_short(
     double total;
     engine_profile_enable(bench->engine, true);
     int code = bench_decode_run(&work->decode, &total, error);
-    seconds->attend = engine_profile_get(bench->engine)->seconds[PHASE_ATTEND] / PART_STEPS;
-    seconds->step = total / PART_STEPS;
+    seconds->attend = engine_profile_get(bench->engine)->seconds[PHASE_ATTEND] / work->decode.steps;
+    seconds->step = total / work->decode.steps;
     engine_profile_enable(bench->engine, false);
     return code;
 }
@@ -84,8 +96,9 @@ static int measure_pairs(struct bench *bench, struct bench_case *work, struct be
     double *statistics, struct error *error) {
     double parts[PART_PAIRS], differences[PART_PAIRS];
     struct step_seconds with, without;
+    uint32_t pairs = part_pairs(work->decode.steps);
     int code = profile_short(bench, plain, &without, error); /* warms up */
-    for (int pair = 0; pair < PART_PAIRS && code == 0; pair++) {
+    for (uint32_t pair = 0; pair < pairs && code == 0; pair++) {
         bool first = pair % 2 == 0;
         code = profile_short(bench, first ? work : plain, first ? &with : &without, error);
         if (code == 0)
@@ -96,8 +109,8 @@ static int measure_pairs(struct bench *bench, struct bench_case *work, struct be
     if (code != 0)
         return code;
     run->has_policy_percent = true;
-    run->policy_percent = 100 * bench_median(parts, PART_PAIRS);
-    double difference = bench_median(differences, PART_PAIRS);
+    run->policy_percent = 100 * bench_median(parts, pairs);
+    double difference = bench_median(differences, pairs);
     *statistics = difference > 0 ? difference : 0; /* less than nothing is the noise of the clock */
     return 0;
 }
@@ -107,8 +120,8 @@ static int measure_part(struct bench *bench, struct bench_case *work, struct ben
     double statistics;
     plain.policy = plain.decode.policy = NULL;
     plain.depth = plain.decode.depth = (uint32_t)run->kv_tokens_kept;
-    plain.decode.steps = work->decode.steps = PART_STEPS;
-    plain.decode.runs = PART_PAIRS + 1;
+    plain.decode.steps = work->decode.steps = part_steps(work->policy);
+    plain.decode.runs = part_pairs(plain.decode.steps) + 1;
     int code = bench_decode_prepare(&plain.decode, error);
     if (code == 0)
         code = measure_pairs(bench, work, &plain, run, &statistics, error);
@@ -153,8 +166,9 @@ int bench_policy_decode(
             .run_other = decode_full};
         work.decode.policy = &bench->policies[i];
         work.decode.runs = bench_case_runs(bench);
+        uint32_t part = part_steps(work.policy);
         if (bench->config->profile)
-            work.decode.runs += (PART_PAIRS * PART_STEPS + full->steps - 1) / full->steps;
+            work.decode.runs += (part_pairs(part) * part + full->steps - 1) / full->steps;
         code = bench_decode_prepare(&work.decode, error);
         if (code == 0)
             code = measure_decode(bench, &work, full_run, error);
