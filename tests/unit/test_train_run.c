@@ -20,6 +20,7 @@
 
 #include "policy/train/train.h"
 #include "tests/sanitized.h"
+#include "tests/unit/chosen_backend.h"
 #include "tests/unit/tiny_llama.h"
 
 enum { STEPS = 7, EVENTS_MAX = 200 };
@@ -100,8 +101,9 @@ struct machine {
     uint32_t threads, rows;
     size_t kv_bytes;
     uint32_t ranks;
+    const char *backend, *all_reduce; /* NULL: the CPU */
 };
-static const struct machine usual = {1, 64, 16 << 20, 1};
+static const struct machine usual = {.threads = 1, .rows = 64, .kv_bytes = 16 << 20, .ranks = 1};
 
 static struct train_run describe(struct heard *heard) {
     struct train_run run = {.tokenizer = tokenizer,
@@ -131,7 +133,10 @@ static struct train_run describe(struct heard *heard) {
 }
 
 static int execute(struct train_run *run, const struct machine *machine, struct error *error) {
-    struct engine_options options = {.backend = {.threads = machine->threads, .ranks = machine->ranks},
+    struct engine_options options = {.backend = {.name = machine->backend,
+                                         .threads = machine->threads,
+                                         .ranks = machine->ranks,
+                                         .all_reduce = machine->all_reduce},
         .kv_bytes = machine->kv_bytes,
         .kv_format = KV_F16,
         .batch_rows = machine->rows,
@@ -213,24 +218,28 @@ static void test_events(void **state) {
 
 static void require_near(double got, double want, double part, const char *what) {
     if (!(isnan(got) && isnan(want)) && !(fabs(got - want) <= part * fabs(want) + 1e-9))
-        fail_msg("%s is %g on two ranks and %g on one", what, got, want);
+        fail_msg("%s is %g on ranks and %g on the CPU", what, got, want);
 }
 
-/* Rollouts on two ranks: other last bits, the same rewards but for them. */
+/* Rollouts on two ranks, of the CPU or of the chosen backend: other last bits, the same rewards but for them. */
 static void test_ranks(void **state) {
     (void)state;
-    const struct machine machines[] = {usual, {1, 64, 16 << 20, 2}};
+    struct machine machines[] = {usual, usual};
+    machines[1].ranks = 2;
+    machines[1].backend = chosen_backend();
+    machines[1].all_reduce = chosen_backend_all_reduce();
+    uint32_t sequences = chosen_backend_share(4, 2), prompt = chosen_backend_share(70, 40);
     struct heard heard[2] = {0};
     for (uint32_t i = 0; i < 2; i++) {
         struct error error = {0};
         struct train_run run = describe(&heard[i]);
         clean();
         train_options_default(&run.options, TRAIN_DISTILLCACHE, false);
-        run.options.prompt_least = 70;
-        run.options.prompt_most = 100;
+        run.options.prompt_least = prompt;
+        run.options.prompt_most = prompt + 30;
         run.options.pruned_steps = run.options.local_steps = run.options.parameter_steps = 0;
         run.options.rank_steps = 2;
-        run.options.sequences = 4;
+        run.options.sequences = sequences;
         run.options.future = 12;
         run.options.kl_steps = 3;
         run.options.rollout = 8;
@@ -257,7 +266,8 @@ static void test_ranks(void **state) {
 /* Threads, few pages and small batches change nothing. */
 static void test_same_bytes_anywhere(void **state) {
     (void)state;
-    static const struct machine machines[] = {{2, 64, 16 << 20, 1}, {1, 16, 16 << 20, 1}, {2, 300, 400 << 10, 1}};
+    static const struct machine machines[] = {
+        {2, 64, 16 << 20, 1, NULL, NULL}, {1, 16, 16 << 20, 1, NULL, NULL}, {2, 300, 400 << 10, 1, NULL, NULL}};
     struct heard heard = {0}, other;
     size_t bytes, again;
     char *expected = train_whole(&usual, &heard, &bytes);
@@ -384,6 +394,9 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
+    const struct CMUnitTest on_device[] = {cmocka_unit_test(test_ranks)}; /* the others are about files */
+    if (strcmp(chosen_backend(), "cpu") != 0)
+        return cmocka_run_group_tests(on_device, set_up, tear_down);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_same_bytes_anywhere),
