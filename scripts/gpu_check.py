@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of gpu_check.sh that knows about cards and results; standard library only.
 
-  gpu_check.py device               the first CUDA device as JSON, by the driver; exit status 3 and a message without one
-  gpu_check.py emulated-device      what stands for it when a device is emulated
+  gpu_check.py device N             the first CUDA device as JSON, by the driver; exit status 3 and a message without N
+  gpu_check.py emulated-device N    what stands for it when devices are emulated
+  gpu_check.py split MODEL N        exit status 1 and a message when N devices cannot share the model (`inspect --json`)
   gpu_check.py report WORK BUILD OUT   from what the stages left in WORK: the document OUT, and a summary on standard
                                     output; exit status 1 when a stage failed
 
 The document: {"device", "limits", "toolkit", "passed", "stages": {NAME: {"status": "passed" | "failed" | "skipped", "seconds",
-"reason", "log" (its end, of what failed), ...}}, "parity", "sanitizers", "kernels": [...], "bench", "achieved": [...]}.
+"reason", "log" (its end, of what failed), ...}}, "parity", "sanitizers", "kernels": [...], "bench", "achieved": [...],
+"sums": [{"way": "nccl" | "host", "ranks", "rows", "width", "seconds"}], "scaling": [{"work", "batch", "depth", "all_reduce",
+"tokens_per_second", "tokens_per_second_one", "ratio"}]}. device.peer_access: whether each of the devices reads the others'
+memory directly; null with one.
 """
 import ctypes
 import json
@@ -18,7 +22,8 @@ import sys
 
 import roofline
 
-STAGES = ("build", "parity", "golden", "memcheck", "racecheck", "synccheck", "kernels", "bench")
+STAGES = ("build", "parity", "golden", "memcheck", "racecheck", "synccheck", "kernels", "bench", "sums", "ranks", "tokens",
+          "scaling")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 LOG_LINES = 60
 
@@ -35,7 +40,17 @@ def fail(message):
     sys.exit(3)
 
 
-def find_device():
+def peer_access(cuda, count):
+    """Of the first `count` devices, in all directions."""
+    for a in range(count):
+        for b in range(count):
+            can = ctypes.c_int()
+            if a != b and (cuda.cuDeviceCanAccessPeer(ctypes.byref(can), a, b) != 0 or not can.value):
+                return False
+    return True
+
+
+def find_device(wanted):
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -46,11 +61,14 @@ def find_device():
         code = cuda.cuDeviceGetCount(ctypes.byref(count))
     if code != 0 or count.value == 0:
         fail(f"no GPU: the driver shows no CUDA device (error {code})")
+    if count.value < wanted:
+        fail(f"--gpus {wanted}: the driver shows {count.value} CUDA device{'s' if count.value > 1 else ''}")
     name = ctypes.create_string_buffer(256)
     cuda.cuDeviceGet(ctypes.byref(device), 0)
     cuda.cuDeviceGetName(name, len(name), device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
-    found = {"name": name.value.decode(errors="replace"), "devices": count.value, "memory_bytes": total.value}
+    found = {"name": name.value.decode(errors="replace"), "devices": count.value, "memory_bytes": total.value,
+             "peer_access": peer_access(cuda, wanted) if wanted > 1 else None}
     for key, attribute in ATTRIBUTES.items():
         value = ctypes.c_int()
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
@@ -132,6 +150,32 @@ def kernel_results(text, limit):
     return out
 
 
+# ---- several devices ----
+
+
+def split_problem(model, count):
+    heads = model["shape"]["kv_heads"]
+    return f"{heads} KV heads cannot be shared out evenly over {count} devices" if heads % count else None
+
+
+def sum_results(text):
+    """Lines of tests/cuda/time_sums.c: "sums nccl  2 ranks     4 rows of  4096      38.10 us"."""
+    pattern = r"^sums (\w+) +(\d+) ranks +(\d+) rows of +(\d+) +([\d.]+) us$"
+    return [{"way": way, "ranks": int(ranks), "rows": int(rows), "width": int(width), "seconds": float(us) * 1e-6}
+            for way, ranks, rows, width, us in re.findall(pattern, text, re.M)]
+
+
+def scaling(one, several):
+    """Runs of one device, and by name of all_reduce those of several."""
+    def speeds(document):
+        return {(run["work"], run["batch"], run["depth"]): run["tokens_per_second"] for run in document["runs"]
+                if run["work"] in ("prefill", "decode")} if document else {}
+    alone = speeds(one)
+    return [{"work": key[0], "batch": key[1], "depth": key[2], "all_reduce": way, "tokens_per_second": speed,
+             "tokens_per_second_one": alone[key], "ratio": speed / alone[key]}
+            for way, document in several.items() for key, speed in speeds(document).items() if alone.get(key)]
+
+
 # ---- bench ----
 
 
@@ -194,7 +238,10 @@ def report(work, build):
                 "stages": {name: stage for name, (stage, _) in stages.items()},
                 "parity": parity_result(texts["parity"]),
                 "sanitizers": {name: sanitizer_result(texts[name]) for name in SANITIZERS if texts[name]},
-                "kernels": kernel_results(texts["kernels"], limit), "bench": read_json(work / "bench.json"), "achieved": []}
+                "kernels": kernel_results(texts["kernels"], limit), "bench": read_json(work / "bench.json"), "achieved": [],
+                "sums": sum_results(texts["sums"]),
+                "scaling": scaling(read_json(work / "scaling_one.json"),
+                                   {way: read_json(work / f"scaling_{way}.json") for way in ("auto", "host")})}
     model = read_json(work / "model.json")
     if model and document["bench"]:
         document["achieved"] = achieved(model_of(model), document["bench"], limit)
@@ -219,16 +266,27 @@ def summary(document):
         lines.append(f"{entry['work']:8} {entry['kv_policy']:10} batch {entry['batch']:3} depth {entry['depth']:6} "
                      f"{entry['tokens_per_second']:10.1f} tokens/s, {percent(entry.get('of_bandwidth'))} of the bandwidth, "
                      f"{percent(entry.get('of_half_flops'))} of f16")
+    for entry in document["sums"]:
+        lines.append(f"sum by {entry['way']} over {entry['ranks']}: {entry['rows']:4} rows of {entry['width']:5} "
+                     f"{1e6 * entry['seconds']:9.2f} us")
+    for entry in document["scaling"]:
+        lines.append(f"{entry['work']:8} batch {entry['batch']:3} depth {entry['depth']:6} {entry['all_reduce']:4} "
+                     f"{entry['tokens_per_second']:10.1f} tokens/s, {entry['ratio']:.2f} of one device")
     return "\n".join(lines)
 
 
 def main(arguments):
-    if arguments == ["emulated-device"]:
-        print(json.dumps({"name": "emulator", "devices": 1, "memory_bytes": 0, **dict.fromkeys(ATTRIBUTES, 0)}))
+    if len(arguments) == 2 and arguments[0] == "emulated-device":
+        print(json.dumps({"name": "emulator", "devices": int(arguments[1]), "memory_bytes": 0, "peer_access": None,
+                          **dict.fromkeys(ATTRIBUTES, 0)}))
         return 0
-    if arguments == ["device"]:
-        print(json.dumps(find_device()))
+    if len(arguments) == 2 and arguments[0] == "device":
+        print(json.dumps(find_device(int(arguments[1]))))
         return 0
+    if len(arguments) == 3 and arguments[0] == "split":
+        problem = split_problem(json.loads(pathlib.Path(arguments[1]).read_text()), int(arguments[2]))
+        print(problem or "", end="")
+        return 1 if problem else 0
     if len(arguments) != 4 or arguments[0] != "report":
         print(__doc__, file=sys.stderr)
         return 2

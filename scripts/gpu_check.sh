@@ -6,7 +6,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 out=gpu_check.json
-seconds=330
+seconds=
+gpus=1
 build=
 model=
 parts=
@@ -22,6 +23,10 @@ racecheck  45 the same: hazards in shared memory
 synccheck  30 the same: barriers that not all threads reach
 kernels    40 time of single operations (parity --time)
 bench      90 bench: prefill, decode with the full cache and with h2o, batch 1, 8, 32
+sums       45 with --gpus: sums between the devices by NCCL and through host memory: right, and time by size
+ranks      60 with --gpus: tiny random models on 2 of them beside one; faults (tests/unit/test_parallel)
+tokens     60 with --gpus: the whole model on all of them: greedy tokens beside the CPU backend (tests/cuda/test_model.py)
+scaling   150 with --gpus: bench on one and on all, which add up in both ways
 '
 
 # Small shapes for the sanitizers, by name of a parity case (a part is enough), most telling first.
@@ -30,9 +35,9 @@ small_cases=("any shape" "linear q4_1" "append" "linear f16" "select rows" "scor
 
 usage() {
   cat <<TEXT
-usage: scripts/gpu_check.sh [--out FILE] [--seconds N] [--parts "NAME..."] [--build FOLDER] [--model FILE] [--emulated yes]
+usage: scripts/gpu_check.sh [--out FILE] [--seconds N] [--parts "NAME..."] [--gpus N] [--build FOLDER] [--model FILE] [--emulated yes]
 
-Builds the program with -Dcuda=enabled and runs on the first CUDA device:
+Builds the program with -Dcuda=enabled and runs on the first CUDA device, with --gpus also on several as one:
 
 $(printf '%s' "$stages" | sed -n 's/^\([a-z][a-z]*\) *[0-9]* /  \1: /p')
 
@@ -41,16 +46,21 @@ limit (scripts/roofline.py computes what to expect). No GPU has run this script 
 machine without one, with hand-made results.
 
   --out FILE       the document with everything (default: gpu_check.json); a summary goes to standard output
-  --seconds N      for all that comes after the build (default: $seconds); what does not fit any more is skipped, and
-                   the document says so. Building takes about two minutes on 16 cores: less than eight in all
+  --seconds N      for all that comes after the build (default: 330, with --gpus 645); what does not fit any more is
+                   skipped, and the document says so. Building takes about two minutes on 16 cores: less than eight in
+                   all, or thirteen
+  --gpus N         2 to 8: the first N devices compute one model together (--tensor-parallel N), and are compared with
+                   one. N must divide the model's KV heads, which for the default model only 3 does: else tokens and
+                   scaling are skipped
   --parts NAMES    only these
   --build FOLDER   a finished build, made elsewhere, instead of building; no nvcc is needed then
   --model FILE     instead of the default model (or DISTILLCACHE_MODEL=FILE)
-  --emulated yes   without a GPU: plays through build, parity and golden on the emulated device (-Dcuda=emulated in
-                   build-emulated), in small shapes; a test of this script, not of a card. The other parts are skipped
+  --emulated yes   without a GPU: plays through build, parity, golden, sums, ranks and tokens on emulated devices
+                   (-Dcuda=emulated in build-emulated), in small shapes; a test of this script, not of a card. The other
+                   parts are skipped
 
 Exit status: 0 nothing failed (skipped is not failed), 1 something failed or an option is wrong, 3 no GPU that can be used,
-4 no CUDA toolkit. There is no document with 3 and 4.
+or fewer than --gpus, 4 no CUDA toolkit. There is no document with 3 and 4.
 TEXT
 }
 
@@ -82,6 +92,19 @@ needs_gpu() {
   [ -z "$emulated" ] || skip "needs a GPU"
 }
 
+needs_gpus() {
+  [ "$gpus" -gt 1 ] || skip "needs --gpus"
+  [ -z "$emulated" ] || export DISTILLCACHE_EMULATOR=fast
+}
+
+# The model on all devices.
+needs_split() {
+  local reason
+  needs_gpus
+  limited "$folder/distillcache" inspect "$model" --json >"$work/model.json"
+  reason=$(python3 "$root/scripts/gpu_check.py" split "$work/model.json" "$gpus") || skip "$reason"
+}
+
 skip() {
   echo "$*" >"$work/$stage.skipped"
   exit 0
@@ -108,10 +131,10 @@ stage_build() {
   need_packages "${program_packages[@]}" "${test_packages[@]}"
   if [ -n "$emulated" ]; then
     need_packages g++
-    need_build build-emulated "distillcache tests/parity/parity" --werror -Dtests=true -Dcuda=emulated
+    need_build build-emulated "$programs" --werror -Dtests=true -Dcuda=emulated
     return 0
   fi
-  need_build build-cuda "distillcache tests/parity/parity tests/model/prune_tool" --werror -Dtests=true -Dcuda=enabled -Dgpu_toolkit="$cuda_home"
+  need_build build-cuda "$programs tests/model/prune_tool" --werror -Dtests=true -Dcuda=enabled -Dgpu_toolkit="$cuda_home"
   # ptxas says "N bytes stack frame, N bytes spill stores, N bytes spill loads" of every function.
   ! grep -lE '[1-9][0-9]* bytes spill' "$folder"/cuda/*.ptxas.txt
 }
@@ -127,13 +150,16 @@ stage_parity() {
   done
 }
 
-stage_golden() {
-  local python device=real chosen=("$root/tests/cuda/test_model.py" "$root/tests/cuda/test_policies.py")
+# golden_tests FILE...: with an emulated device only the model's start.
+golden_tests() {
+  local python device=real chosen=("${@/#/$root/tests/cuda/}")
   python=$(find_python)
   [ -z "$emulated" ] || device=emulated chosen=(-k device "$root/tests/cuda/test_model.py")
   DISTILLCACHE_TEST_BUILD=$folder DISTILLCACHE_TEST_MODEL=$model DISTILLCACHE_TEST_DEVICE=$device PYTHONDONTWRITEBYTECODE=1 \
     limited "$python" -m pytest -rs -q -p no:cacheprovider --color=no "${chosen[@]}"
 }
+
+stage_golden() { golden_tests test_model.py test_policies.py; }
 
 # sanitize TOOL: the cases one by one, until the time is over; only the first must get that far.
 sanitize() {
@@ -173,6 +199,49 @@ stage_bench() {
     --batch 1,8,32 --depth 512,4096 --kv-memory 6G --kv-policy h2o --kv-ratio 0.25 >"$work/bench.json"
 }
 
+# Several devices. Without NCCL "auto" adds up through host memory.
+
+stage_sums() {
+  needs_gpus
+  if [ -n "$emulated" ]; then
+    limited "$folder/tests/cuda/time_sums" "$gpus" 1 8
+  else
+    limited "$folder/tests/cuda/time_sums" "$gpus" 200 512
+  fi
+}
+
+stage_ranks() {
+  local way
+  needs_gpus
+  for way in auto host; do
+    DISTILLCACHE_TEST_BACKEND=cuda DISTILLCACHE_TEST_RANKS=2 DISTILLCACHE_TEST_DEVICES=$gpus DISTILLCACHE_TEST_ALL_REDUCE=$way \
+      limited "$folder/tests/unit/test_parallel"
+  done
+}
+
+stage_tokens() {
+  local way
+  needs_split
+  for way in auto host; do
+    DISTILLCACHE_TEST_RANKS=$gpus DISTILLCACHE_TEST_ALL_REDUCE=$way golden_tests test_model.py
+  done
+}
+
+stage_scaling() {
+  local way
+  needs_gpu
+  needs_split
+  bench_full >"$work/scaling_one.json"
+  for way in auto host; do
+    bench_full --tensor-parallel "$gpus" --all-reduce "$way" >"$work/scaling_$way.json"
+  done
+}
+
+bench_full() {
+  limited "$folder/distillcache" bench --model "$model" --backend cuda --json --pairs 3 --prefill 2048 --decode 64 \
+    --batch 1,8,32 --depth 512,4096 --kv-memory 6G "$@"
+}
+
 # run_stage NAME LIMIT: leaves NAME.log, NAME.result (status, seconds), NAME.skipped with the reason.
 run_stage() {
   local status started limit=$2
@@ -199,7 +268,11 @@ run_stage() {
   echo "$status $(($(date +%s) - started))" >"$work/$stage.result"
 }
 
-read_options "out seconds parts build model emulated" "$@"
+read_options "out seconds parts gpus build model emulated" "$@"
+[[ $gpus =~ ^[1-8]$ ]] || die "--gpus: \"$gpus\" is not a number from 1 to 8"
+programs="distillcache tests/parity/parity"
+[ "$gpus" = 1 ] || programs+=" tests/cuda/time_sums tests/unit/test_parallel"
+seconds=${seconds:-$([ "$gpus" = 1 ] && echo 330 || echo 645)}
 need_number --seconds "$seconds"
 [ ${#options[@]} = 0 ] || die "nothing goes behind --"
 check_parts
@@ -211,10 +284,10 @@ done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-python3 "$root/scripts/gpu_check.py" "${emulated:+emulated-}device" >"$work/device.json" || exit 3
+python3 "$root/scripts/gpu_check.py" "${emulated:+emulated-}device" "$gpus" >"$work/device.json" || exit 3
 if [ -n "$build" ]; then
   folder=$(realpath "$build")
-  for file in distillcache tests/parity/parity; do
+  for file in $programs; do
     [ -x "$folder/$file" ] || die "--build: there is no program $file in $build"
   done
 elif [ -n "$emulated" ]; then

@@ -4,7 +4,8 @@
 int8 activations make the two differ where two tokens are nearly equally likely: greedy tokens have to be the same up to
 the first one whose margin over the second best, in log-probability, is below 0.6 (engine/cpu's own margin to the float
 reference). An emulated step takes seconds, so that prompts are few and go in one batch. DISTILLCACHE_TEST_DEVICE=real
-(scripts/gpu_check.sh): the build is one of -Dcuda=enabled, and its device is asked for more tokens.
+(scripts/gpu_check.sh): the build is one of -Dcuda=enabled, and its device is asked for more tokens. With
+DISTILLCACHE_TEST_RANKS=N as many devices compute the model together, which add up as DISTILLCACHE_TEST_ALL_REDUCE says.
 """
 
 import concurrent.futures
@@ -23,6 +24,8 @@ from ports import free_port  # noqa: E402
 
 REAL = os.environ.get("DISTILLCACHE_TEST_DEVICE", "emulated") == "real"
 FULL = REAL or os.environ.get("DISTILLCACHE_TEST_FULL") == "1"
+RANKS = int(os.environ.get("DISTILLCACHE_TEST_RANKS", "1"))
+ALL_REDUCE = os.environ.get("DISTILLCACHE_TEST_ALL_REDUCE", "auto")
 MARGIN = 0.6
 PROMPTS = [
     "The capital of France is",
@@ -54,6 +57,8 @@ class Server:
             environment["DISTILLCACHE_EMULATOR"] = "fast"
         command = [program(), "serve", "--model", os.environ["DISTILLCACHE_TEST_MODEL"], "--backend", backend]
         command += ["--kv-memory", "64M", "--port", str(self.port)]
+        if backend == "cuda" and RANKS > 1:
+            command += ["--tensor-parallel", str(RANKS), "--all-reduce", ALL_REDUCE]
         self.log = open(log, "w+")
         self.process = subprocess.Popen(command, stderr=self.log, env=environment)
         end = time.monotonic() + 300

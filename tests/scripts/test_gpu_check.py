@@ -33,7 +33,8 @@ def test_help_says_that_no_gpu_has_run_it():
     done = run("--help")
     assert done.returncode == 0 and done.stderr == ""
     assert "No GPU has run this script yet" in done.stdout
-    for name in ("build", "parity", "golden", "memcheck", "racecheck", "synccheck", "kernels", "bench"):
+    for name in ("build", "parity", "golden", "memcheck", "racecheck", "synccheck", "kernels", "bench", "sums", "ranks", "tokens",
+                 "scaling"):
         assert f"\n  {name}: " in done.stdout
 
 
@@ -48,6 +49,8 @@ def test_without_a_gpu_it_says_so(tmp_path):
     (("--parts", "parity knit"), '--parts: there is no "knit"'),
     (("--seconds", "soon"), '--seconds: "soon" is not a whole number above 0'),
     (("--size", "3"), "unknown option --size"),
+    (("--gpus", "9"), '--gpus: "9" is not a number from 1 to 8'),
+    (("--gpus", "two"), '--gpus: "two" is not a number from 1 to 8'),
 ])
 def test_refusals_say_why(arguments, words):
     done = run(*arguments)
@@ -160,14 +163,16 @@ def test_published_limits_come_first(work):
 
 # The whole script, with a driver, programs and a sanitizer that only play their parts.
 
+# Of two cards, which do not reach each other.
 DRIVER = """
 #include <stddef.h>
 #include <string.h>
 int cuInit(unsigned flags) { return (int)flags; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
 int cuDeviceGetName(char *name, int room, int device) { (void)room, (void)device; strcpy(name, "Card 5"); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)1 << 34; return 0; }
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = 0; return device == peer; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     *value = attribute == 75 ? MAJOR : attribute == 76 ? 9 : attribute == 36 ? 10000000 : attribute == 37 ? 256 : 2;
@@ -182,8 +187,22 @@ case "$*" in
 *) echo "cuda: 0 failures, 0 cases skipped, 0.1 s (cuda, Card 5, sm_89)" ;;
 esac
 """
+# Several devices give bench ten times the tokens a second.
 PROGRAM = """#!/bin/sh
-[ "$1" = inspect ] && cat "$(dirname "$0")/model.json" || cat "$(dirname "$0")/bench.json"
+case "$*" in
+inspect*) cat "$(dirname "$0")/model.json" ;;
+*"--tensor-parallel 2 --all-reduce "*) sed -E 's/("tokens_per_second": )([0-9]+)/\\1\\20/g' "$(dirname "$0")/bench.json" ;;
+*) cat "$(dirname "$0")/bench.json" ;;
+esac
+"""
+SUMS = """#!/bin/sh
+[ "$*" = "2 200 512" ] || exit 2
+echo "skipped nccl: there is no libnccl.so.2"
+echo "sums host  $1 ranks     1 rows of  4096      12.50 us"
+"""
+RANKS = """#!/bin/sh
+echo "$DISTILLCACHE_TEST_BACKEND $DISTILLCACHE_TEST_RANKS $DISTILLCACHE_TEST_DEVICES $DISTILLCACHE_TEST_ALL_REDUCE"
+[ "$DISTILLCACHE_TEST_ALL_REDUCE" = auto ]
 """
 SANITIZER = """#!/bin/sh
 [ "$1" = --tool ] && tool=$2
@@ -203,6 +222,8 @@ def played(tmp_path, work):
     build = tmp_path / "build"
     place(build / "tests/parity/parity", PARITY)
     place(build / "distillcache", PROGRAM)
+    place(build / "tests/cuda/time_sums", SUMS)
+    place(build / "tests/unit/test_parallel", RANKS)
     place(tmp_path / "bin/compute-sanitizer", SANITIZER)
     for name in ("model.json", "bench.json"):
         (build / name).write_text((work / name).read_text())
@@ -226,7 +247,8 @@ def test_whole_script(played, tmp_path):
     assert done.returncode == 0 and document["passed"], done.stderr
     assert {name: s["status"] for name, s in document["stages"].items()} == {
         "build": "skipped", "parity": "passed", "golden": "skipped", "memcheck": "passed", "racecheck": "skipped",
-        "synccheck": "skipped", "kernels": "skipped", "bench": "skipped"}
+        "synccheck": "skipped", "kernels": "skipped", "bench": "skipped", "sums": "skipped", "ranks": "skipped",
+        "tokens": "skipped", "scaling": "skipped"}
     # One case hangs: what came before it counts, and what comes after it says why it was left out.
     assert document["sanitizers"]["memcheck"] == {
         "cases": ["any shape", "linear q4_1", "append", "linear f16"], "complete": False, "errors": [0, 0, 0]}
@@ -257,3 +279,47 @@ def test_an_old_card_is_refused(played):
     driver(7)
     done = start()
     assert done.returncode == 3 and "compute capability 7.9" in done.stderr
+
+
+def test_two_devices(played, tmp_path):
+    driver, start = played
+    driver(8)
+    done = start("--gpus", "2", "--parts", "sums ranks scaling")
+    document = json.loads((tmp_path / "out.json").read_text())
+    stages = document["stages"]
+    assert {stages[name]["status"] for name in ("sums", "scaling")} == {"passed"}, done.stderr
+    # The second way of adding up fails in the tests of ranks.
+    assert done.returncode == 1 and stages["ranks"]["log"] == ["cuda 2 2 auto", "cuda 2 2 host"]
+    assert document["device"]["peer_access"] is False
+    assert document["sums"] == [{"way": "host", "ranks": 2, "rows": 1, "width": 4096, "seconds": pytest.approx(12.5e-6)}]
+    assert [(run["work"], run["all_reduce"]) for run in document["scaling"]] == [
+        ("prefill", "auto"), ("decode", "auto"), ("prefill", "host"), ("decode", "host")]  # not the request
+    assert all(run["ratio"] == pytest.approx(10) for run in document["scaling"])
+    assert "sum by host over 2:    1 rows of  4096     12.50 us" in done.stdout
+    assert "decode   batch   4 depth    100 host" in done.stdout and "10.00 of one device" in done.stdout
+
+
+def test_a_model_that_does_not_divide_is_skipped(played, tmp_path):
+    driver, start = played
+    driver(8)
+    model = tmp_path / "build/model.json"
+    model.write_text(json.dumps({"shape": {**SHAPE, "kv_heads": 3}}))
+    done = start("--gpus", "2", "--parts", "tokens scaling")
+    stages = json.loads((tmp_path / "out.json").read_text())["stages"]
+    assert done.returncode == 0
+    for name in ("tokens", "scaling"):
+        assert stages[name] == {"status": "skipped", "reason": "3 KV heads cannot be shared out evenly over 2 devices"}
+
+
+def test_parts_of_several_devices_need_the_option(played, tmp_path):
+    driver, start = played
+    driver(8)
+    assert start("--parts", "sums").returncode == 0
+    assert json.loads((tmp_path / "out.json").read_text())["stages"]["sums"]["reason"] == "needs --gpus"
+
+
+def test_too_few_devices_are_refused(played):
+    driver, start = played
+    driver(8)
+    done = start("--gpus", "3")
+    assert done.returncode == 3 and "--gpus 3: the driver shows 2 CUDA devices" in done.stderr

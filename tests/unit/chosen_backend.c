@@ -18,6 +18,11 @@ const char *chosen_backend_all_reduce(void) {
     return getenv("DISTILLCACHE_TEST_ALL_REDUCE");
 }
 
+uint32_t chosen_backend_devices(void) {
+    const char *devices = getenv("DISTILLCACHE_TEST_DEVICES");
+    return devices != NULL && devices[0] != '\0' ? (uint32_t)strtoul(devices, NULL, 10) : UINT32_MAX;
+}
+
 bool chosen_backend_is_cpu(void) {
     return strcmp(chosen_backend(), "cpu") == 0 && chosen_backend_ranks() == 1;
 }

@@ -13,6 +13,8 @@
 const char *chosen_backend(void);
 uint32_t chosen_backend_ranks(void); /* 1 as a rule */
 const char *chosen_backend_all_reduce(void);
+/* Devices that there are: DISTILLCACHE_TEST_DEVICES, or as many as anybody wants. */
+uint32_t chosen_backend_devices(void);
 /* The CPU, as one rank. */
 bool chosen_backend_is_cpu(void);
 
