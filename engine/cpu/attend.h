@@ -34,9 +34,9 @@ enum {
 /* Kernels for one KV format. `pages` are the starts of count <= ATTEND_PAGES pages. `ahead` [count] is what will be
  * read next in the same way: it is fetched into the second-level cache meanwhile, and need not be valid. */
 struct attend_format_kernels {
-    /* scores [rows][ATTEND_SPLIT]: element page * P + place. q rows lie `stride` floats apart. */
-    void (*scores)(const float *q, uint32_t rows, uint32_t stride, uint32_t dim, const char *const *pages,
-        const char *const *ahead, uint32_t count, float *scores);
+    /* scores [rows][ATTEND_SPLIT]: element page * P + place. q [dim][ATTEND_ROWS]: a channel's rows side by side. */
+    void (*scores)(const float *q, uint32_t rows, uint32_t dim, const char *const *pages, const char *const *ahead,
+        uint32_t count, float *scores);
     /* o += p v over the slots whose bit is set in masks [count], the same for all rows; p [rows][ATTEND_SPLIT]. May
      * write up to the next multiple of 16 in a row of o. */
     void (*weigh)(const float *p, uint32_t rows, uint32_t stride, uint32_t dim, const char *const *pages,

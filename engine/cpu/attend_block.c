@@ -45,8 +45,10 @@ void attend_block_pack(const struct attend_job *job, const struct attend_block *
     size_t first = job->batch->items[block->item].first_row + block->token;
     for (uint32_t token = 0; token < block->tokens; token++) {
         const float *from = job->qkv + (first + token) * stride + (size_t)block->head * dim;
-        for (uint32_t g = 0; g < block->group; g++)
-            job->kernels->scale(from + (size_t)g * dim, scale, dim, q + (size_t)(token * block->group + g) * dim);
+        for (uint32_t g = 0; g < block->group; g++, from += dim) {
+            for (uint32_t c = 0; c < dim; c++)
+                q[(size_t)c * ATTEND_ROWS + token * block->group + g] = from[c] * scale;
+        }
     }
 }
 
@@ -258,7 +260,7 @@ bool attend_split_score(const struct attend_job *job, const struct attend_block 
         return false;
     uint32_t dim = job->layout->head_dim;
     split_expect_values(job, found);
-    job->format->scores(q, attend_block_rows(block), dim, dim, found->pages, found->ahead, found->count, scores);
+    job->format->scores(q, attend_block_rows(block), dim, found->pages, found->ahead, found->count, scores);
     for (uint32_t row = 0; job->batch->cap != 0 && row < attend_block_rows(block); row++)
         job->kernels->cap(scores + (size_t)row * ATTEND_SPLIT, found->count * KV_PAGE_SLOTS, job->batch->cap);
     for (uint32_t token = 0; token < block->tokens; token++) {
@@ -300,7 +302,7 @@ void attend_summary_scores(
     memset(scores, 0, STATISTICS_ROWS * sizeof *scores);
     for (uint32_t i = 0; i < dim; i++)
         page[i * KV_PAGE_SLOTS] = summary[i];
-    job->kernels->formats[KV_F32].scores(q, attend_block_rows(block), dim, dim, pages, pages, 1, products);
+    job->kernels->formats[KV_F32].scores(q, attend_block_rows(block), dim, pages, pages, 1, products);
     for (uint32_t row = 0; row < attend_block_rows(block); row++) {
         if (job->batch->cap != 0)
             job->kernels->cap(products + (size_t)row * ATTEND_SPLIT, KV_PAGE_SLOTS, job->batch->cap);

@@ -117,7 +117,7 @@ const struct score_layer *attend_block_scored(const struct attend_job *job, cons
 
 /* ---- a split of a block ---- */
 
-/* Queries of a block times 1 / sqrt(d): q [rows][d], row = token * group + head. */
+/* Queries of a block times 1 / sqrt(d): q [d][ATTEND_ROWS], row = token * group + head. */
 void attend_block_pack(const struct attend_job *job, const struct attend_block *block, float *q);
 /* Scores of a block's rows with the summary slot of its head, which there must be. */
 void attend_summary_scores(

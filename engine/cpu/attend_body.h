@@ -13,6 +13,9 @@
 
 #define ATTEND_INLINE static inline __attribute__((always_inline))
 
+/* Many rows are taken in taller and narrower blocks: then a page's numbers are widened less often. */
+enum { LANES_MOST_ROWS = LANES_TALL_ROWS > LANES_BLOCK_ROWS ? LANES_TALL_ROWS : LANES_BLOCK_ROWS };
+
 _Static_assert((int)KV_PAGE_SLOTS == (int)LANES, "one vector holds one channel of a page");
 
 /* 16 numbers of a page, `offset` numbers from `from`. */
@@ -24,10 +27,10 @@ ATTEND_INLINE struct lanes attend_load(enum kv_format format, const char *from, 
     return lanes_load_bfloat((const uint16_t *)from + offset);
 }
 
-/* Scores of R rows against V pages. */
-ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32_t V, const float *q, uint32_t stride,
+/* Scores of R rows against V pages; what lies ahead is fetched if `fetch`. */
+ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32_t V, bool fetch, const float *q,
     uint32_t dim, const char *const *pages, const char *const *ahead, float *scores) {
-    struct lanes sums[LANES_BLOCK_ROWS][LANES_BLOCK_VECTORS];
+    struct lanes sums[LANES_MOST_ROWS][LANES_BLOCK_VECTORS];
     for (uint32_t r = 0; r < R; r++) {
         for (uint32_t v = 0; v < V; v++)
             sums[r][v] = lanes_set(0);
@@ -36,10 +39,11 @@ ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32
         struct lanes keys[LANES_BLOCK_VECTORS];
         for (uint32_t v = 0; v < V; v++) {
             keys[v] = attend_load(format, pages[v], (size_t)c * LANES);
-            __builtin_prefetch(ahead[v] + (size_t)c * LANES * kv_number_bytes(format), 0, 2);
+            if (fetch)
+                __builtin_prefetch(ahead[v] + (size_t)c * LANES * kv_number_bytes(format), 0, 2);
         }
         for (uint32_t r = 0; r < R; r++) {
-            struct lanes query = lanes_set(q[r * stride + c]);
+            struct lanes query = lanes_set(q[c * ATTEND_ROWS + r]);
             for (uint32_t v = 0; v < V; v++)
                 sums[r][v] = lanes_fma(query, keys[v], sums[r][v]);
         }
@@ -50,56 +54,76 @@ ATTEND_INLINE void attend_scores_block(enum kv_format format, uint32_t R, uint32
     }
 }
 
-/* R rows against all pages. */
-ATTEND_INLINE void attend_scores_rows(enum kv_format format, uint32_t R, const float *q, uint32_t stride, uint32_t dim,
-    const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {
+/* R rows against all pages, V at a time. */
+ATTEND_INLINE void attend_scores_rows(enum kv_format format, uint32_t R, uint32_t V, bool fetch, const float *q,
+    uint32_t dim, const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {
     uint32_t page = 0;
-    for (; page + LANES_BLOCK_VECTORS <= count; page += LANES_BLOCK_VECTORS)
-        attend_scores_block(
-            format, R, LANES_BLOCK_VECTORS, q, stride, dim, pages + page, ahead + page, scores + page * LANES);
-    for (; LANES_BLOCK_VECTORS > 1 && page < count; page++)
-        attend_scores_block(format, R, 1, q, stride, dim, pages + page, ahead + page, scores + page * LANES);
+    for (; page + V <= count; page += V)
+        attend_scores_block(format, R, V, fetch, q, dim, pages + page, ahead + page, scores + page * LANES);
+    for (; V > 1 && page < count; page++)
+        attend_scores_block(format, R, 1, fetch, q, dim, pages + page, ahead + page, scores + page * LANES);
 }
 
-ATTEND_INLINE void attend_scores(enum kv_format format, const float *q, uint32_t rows, uint32_t stride, uint32_t dim,
+ATTEND_INLINE void attend_scores(enum kv_format format, const float *q, uint32_t rows, uint32_t dim,
     const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {
+    enum { V = LANES_BLOCK_VECTORS };
     uint32_t row = 0;
-    for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
-        attend_scores_rows(
-            format, LANES_BLOCK_ROWS, q + row * stride, stride, dim, pages, ahead, count, scores + row * ATTEND_SPLIT);
+    if (LANES_TALL_ROWS > 0 && rows >= LANES_TALL_ROWS) {
+        attend_scores_rows(format, LANES_TALL_ROWS, LANES_TALL_VECTORS, true, q, dim, pages, ahead, count, scores);
+        row = LANES_TALL_ROWS;
     }
-    q += row * stride;
+    for (; LANES_TALL_ROWS > 0 && row + LANES_TALL_ROWS <= rows; row += LANES_TALL_ROWS)
+        attend_scores_rows(format, LANES_TALL_ROWS, LANES_TALL_VECTORS, false, q + row, dim, pages, ahead, count,
+            scores + row * ATTEND_SPLIT);
+    for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS)
+        attend_scores_rows(
+            format, LANES_BLOCK_ROWS, V, true, q + row, dim, pages, ahead, count, scores + row * ATTEND_SPLIT);
+    q += row;
     scores += row * ATTEND_SPLIT;
     switch (rows - row) { /* a block of as many rows as the tier's or more would be compiled for nothing */
     case 5:
         if (LANES_BLOCK_ROWS > 5)
-            attend_scores_rows(format, 5, q, stride, dim, pages, ahead, count, scores);
+            attend_scores_rows(format, 5, V, true, q, dim, pages, ahead, count, scores);
         break;
     case 4:
         if (LANES_BLOCK_ROWS > 4)
-            attend_scores_rows(format, 4, q, stride, dim, pages, ahead, count, scores);
+            attend_scores_rows(format, 4, V, true, q, dim, pages, ahead, count, scores);
         break;
     case 3:
         if (LANES_BLOCK_ROWS > 3)
-            attend_scores_rows(format, 3, q, stride, dim, pages, ahead, count, scores);
+            attend_scores_rows(format, 3, V, true, q, dim, pages, ahead, count, scores);
         break;
     case 2:
         if (LANES_BLOCK_ROWS > 2)
-            attend_scores_rows(format, 2, q, stride, dim, pages, ahead, count, scores);
+            attend_scores_rows(format, 2, V, true, q, dim, pages, ahead, count, scores);
         break;
     case 1:
         if (LANES_BLOCK_ROWS > 1)
-            attend_scores_rows(format, 1, q, stride, dim, pages, ahead, count, scores);
+            attend_scores_rows(format, 1, V, true, q, dim, pages, ahead, count, scores);
         break;
     }
 }
 
-/* V vectors of o for R rows, starting at channel `from` of the values. */
-ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_t V, const float *p, uint32_t stride,
-    uint32_t dim, uint32_t from, const char *const *pages, const char *const *ahead, const uint16_t *masks,
-    uint32_t count, float *o) {
-    size_t values_at = (size_t)dim * LANES + from;
-    struct lanes sums[LANES_BLOCK_ROWS][LANES_BLOCK_VECTORS];
+/* What one slot adds to V vectors of o for R rows. */
+ATTEND_INLINE void attend_weigh_slot(enum kv_format format, uint32_t R, uint32_t V, const float *p, const char *values,
+    struct lanes sums[LANES_MOST_ROWS][LANES_BLOCK_VECTORS]) {
+    struct lanes value[LANES_BLOCK_VECTORS];
+    for (uint32_t v = 0; v < V; v++)
+        value[v] = attend_load(format, values, v * LANES);
+    for (uint32_t r = 0; r < R; r++) {
+        struct lanes weight = lanes_set(p[r * ATTEND_SPLIT]);
+        for (uint32_t v = 0; v < V; v++)
+            sums[r][v] = lanes_fma(weight, value[v], sums[r][v]);
+    }
+}
+
+/* V vectors of o for R rows, starting at channel `from` of the values; what lies ahead is fetched if `fetch`. */
+ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_t V, bool fetch, const float *p,
+    uint32_t stride, uint32_t dim, uint32_t from, const char *const *pages, const char *const *ahead,
+    const uint16_t *masks, uint32_t count, float *o) {
+    const size_t bytes = kv_number_bytes(format);
+    size_t values_at = ((size_t)dim * LANES + from) * bytes;
+    struct lanes sums[LANES_MOST_ROWS][LANES_BLOCK_VECTORS];
     for (uint32_t r = 0; r < R; r++) {
         for (uint32_t v = 0; v < V; v++)
             sums[r][v] = lanes_load(o + r * stride + from + v * LANES);
@@ -107,17 +131,10 @@ ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_
     for (uint32_t page = 0; page < count; page++) {
         for (uint32_t mask = masks[page]; mask != 0; mask &= mask - 1) {
             uint32_t slot = (uint32_t)__builtin_ctz(mask);
-            struct lanes values[LANES_BLOCK_VECTORS];
-            size_t at = values_at + (size_t)slot * dim;
-            for (uint32_t v = 0; v < V; v++)
-                values[v] = attend_load(format, pages[page], at + v * LANES);
-            for (uint32_t line = 0; line < V * LANES * kv_number_bytes(format); line += 64)
-                __builtin_prefetch(ahead[page] + at * kv_number_bytes(format) + line, 0, 2);
-            for (uint32_t r = 0; r < R; r++) {
-                struct lanes weight = lanes_set(p[r * ATTEND_SPLIT + page * LANES + slot]);
-                for (uint32_t v = 0; v < V; v++)
-                    sums[r][v] = lanes_fma(weight, values[v], sums[r][v]);
-            }
+            size_t at = values_at + (size_t)slot * dim * bytes;
+            for (uint32_t line = 0; fetch && line < V * LANES * bytes; line += 64)
+                __builtin_prefetch(ahead[page] + at + line, 0, 2);
+            attend_weigh_slot(format, R, V, p + page * LANES + slot, pages[page] + at, sums);
         }
     }
     for (uint32_t r = 0; r < R; r++) {
@@ -128,44 +145,53 @@ ATTEND_INLINE void attend_weigh_block(enum kv_format format, uint32_t R, uint32_
 
 /* R rows, all channels. The last vector of a slot may reach past its channels: into the next slot's, or, in the last
  * slot, into the positions, which take 64 bytes as one vector of floats does. Those lanes of o are never used. */
-ATTEND_INLINE void attend_weigh_rows(enum kv_format format, uint32_t R, const float *p, uint32_t stride, uint32_t dim,
-    const char *const *pages, const char *const *ahead, const uint16_t *masks, uint32_t count, float *o) {
+ATTEND_INLINE void attend_weigh_rows(enum kv_format format, uint32_t R, uint32_t V, bool fetch, const float *p,
+    uint32_t stride, uint32_t dim, const char *const *pages, const char *const *ahead, const uint16_t *masks,
+    uint32_t count, float *o) {
     uint32_t from = 0;
-    for (; from + LANES_BLOCK_VECTORS * LANES <= stride; from += LANES_BLOCK_VECTORS * LANES)
-        attend_weigh_block(format, R, LANES_BLOCK_VECTORS, p, stride, dim, from, pages, ahead, masks, count, o);
-    for (; LANES_BLOCK_VECTORS > 1 && from < dim; from += LANES)
-        attend_weigh_block(format, R, 1, p, stride, dim, from, pages, ahead, masks, count, o);
+    for (; from + V * LANES <= stride; from += V * LANES)
+        attend_weigh_block(format, R, V, fetch, p, stride, dim, from, pages, ahead, masks, count, o);
+    for (; V > 1 && from < dim; from += LANES)
+        attend_weigh_block(format, R, 1, fetch, p, stride, dim, from, pages, ahead, masks, count, o);
 }
 
 ATTEND_INLINE void attend_weigh(enum kv_format format, const float *p, uint32_t rows, uint32_t stride, uint32_t dim,
     const char *const *pages, const char *const *ahead, const uint16_t *masks, uint32_t count, float *o) {
+    enum { V = LANES_BLOCK_VECTORS };
     uint32_t row = 0;
-    for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS) {
-        attend_weigh_rows(format, LANES_BLOCK_ROWS, p + row * ATTEND_SPLIT, stride, dim, pages, ahead, masks, count,
-            o + row * stride);
+    if (LANES_TALL_ROWS > 0 && rows >= LANES_TALL_ROWS) {
+        attend_weigh_rows(
+            format, LANES_TALL_ROWS, LANES_TALL_VECTORS, true, p, stride, dim, pages, ahead, masks, count, o);
+        row = LANES_TALL_ROWS;
     }
+    for (; LANES_TALL_ROWS > 0 && row + LANES_TALL_ROWS <= rows; row += LANES_TALL_ROWS)
+        attend_weigh_rows(format, LANES_TALL_ROWS, LANES_TALL_VECTORS, false, p + row * ATTEND_SPLIT, stride, dim,
+            pages, ahead, masks, count, o + row * stride);
+    for (; row + LANES_BLOCK_ROWS <= rows; row += LANES_BLOCK_ROWS)
+        attend_weigh_rows(format, LANES_BLOCK_ROWS, V, true, p + row * ATTEND_SPLIT, stride, dim, pages, ahead, masks,
+            count, o + row * stride);
     p += row * ATTEND_SPLIT;
     o += row * stride;
     switch (rows - row) { /* as in attend_scores */
     case 5:
         if (LANES_BLOCK_ROWS > 5)
-            attend_weigh_rows(format, 5, p, stride, dim, pages, ahead, masks, count, o);
+            attend_weigh_rows(format, 5, V, true, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 4:
         if (LANES_BLOCK_ROWS > 4)
-            attend_weigh_rows(format, 4, p, stride, dim, pages, ahead, masks, count, o);
+            attend_weigh_rows(format, 4, V, true, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 3:
         if (LANES_BLOCK_ROWS > 3)
-            attend_weigh_rows(format, 3, p, stride, dim, pages, ahead, masks, count, o);
+            attend_weigh_rows(format, 3, V, true, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 2:
         if (LANES_BLOCK_ROWS > 2)
-            attend_weigh_rows(format, 2, p, stride, dim, pages, ahead, masks, count, o);
+            attend_weigh_rows(format, 2, V, true, p, stride, dim, pages, ahead, masks, count, o);
         break;
     case 1:
         if (LANES_BLOCK_ROWS > 1)
-            attend_weigh_rows(format, 1, p, stride, dim, pages, ahead, masks, count, o);
+            attend_weigh_rows(format, 1, V, true, p, stride, dim, pages, ahead, masks, count, o);
         break;
     }
 }
@@ -255,9 +281,9 @@ static float attend_exp(float x) {
 
 /* The kernels of one format, under names of their own. */
 #define ATTEND_FORMAT(name, format)                                                                                    \
-    static void attend_scores_##name(const float *q, uint32_t rows, uint32_t stride, uint32_t dim,                     \
-        const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {                           \
-        attend_scores(format, q, rows, stride, dim, pages, ahead, count, scores);                                      \
+    static void attend_scores_##name(const float *q, uint32_t rows, uint32_t dim, const char *const *pages,            \
+        const char *const *ahead, uint32_t count, float *scores) {                                                     \
+        attend_scores(format, q, rows, dim, pages, ahead, count, scores);                                              \
     }                                                                                                                  \
     static void attend_weigh_##name(const float *p, uint32_t rows, uint32_t stride, uint32_t dim,                      \
         const char *const *pages, const char *const *ahead, const uint16_t *masks, uint32_t count, float *o) {         \

@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { LANES = 16 };
-enum { LANES_BLOCK_ROWS = 6, LANES_BLOCK_VECTORS = 1 };
+enum { LANES_BLOCK_ROWS = 6, LANES_BLOCK_VECTORS = 1, LANES_TALL_ROWS = 0, LANES_TALL_VECTORS = 0 };
 
 struct lanes {
     __m256 low, high;

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 enum { LANES = 16 };
-enum { LANES_BLOCK_ROWS = 6, LANES_BLOCK_VECTORS = 4 };
+enum { LANES_BLOCK_ROWS = 6, LANES_BLOCK_VECTORS = 4, LANES_TALL_ROWS = 12, LANES_TALL_VECTORS = 2 };
 
 struct lanes {
     __m512 v;

@@ -40,8 +40,9 @@
 enum { LANES = 16 };
 
 /* The largest block of rows and vectors that the tier's registers hold as accumulators (attend_body.h). Here none: a
- * larger one gains nothing beside calls of fmaf, and each size is compiled anew, which takes sanitizers long. */
-enum { LANES_BLOCK_ROWS = 1, LANES_BLOCK_VECTORS = 1 };
+ * larger one gains nothing beside calls of fmaf, and each size is compiled anew, which takes sanitizers long. Where
+ * there are more rows than LANES_TALL_ROWS, if that is not 0, blocks of so many rows are preferred. */
+enum { LANES_BLOCK_ROWS = 1, LANES_BLOCK_VECTORS = 1, LANES_TALL_ROWS = 0, LANES_TALL_VECTORS = 0 };
 
 struct lanes {
     float v[LANES];
