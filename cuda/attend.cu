@@ -76,7 +76,7 @@ static __device__ __forceinline__ void chunk_logits(const struct attend_work &wo
         if (page < queue.pages)
             queue_ask<FORMAT>(work, queue, page + 2);
     }
-    attend_cap<ATTEND_CHUNK_PAGES>(work.batch.cap, s);
+    attend_cap<ATTEND_CHUNK_PAGES>(work.batch.cap, work.batch.inverse_cap, s);
 }
 
 template <enum kv_format FORMAT, uint32_t TILES>
@@ -286,8 +286,8 @@ static __device__ __forceinline__ uint32_t first_row_beyond(
 
 /* Logits of one slot with all rows; queries [dim][16]. */
 template <enum kv_format FORMAT>
-static __device__ __forceinline__ void plain_logits(
-    const float *queries, const char *page, uint32_t place, uint32_t dim, float cap, float s[ATTEND_TILE_ROWS]) {
+static __device__ __forceinline__ void plain_logits(const float *queries, const char *page, uint32_t place,
+    uint32_t dim, float cap, float inverse, float s[ATTEND_TILE_ROWS]) {
 #pragma unroll
     for (uint32_t row = 0; row < ATTEND_TILE_ROWS; row++)
         s[row] = 0;
@@ -304,7 +304,6 @@ static __device__ __forceinline__ void plain_logits(
         }
     }
     if (cap != 0) {
-        float inverse = 1 / cap;
 #pragma unroll
         for (uint32_t row = 0; row < ATTEND_TILE_ROWS; row++)
             s[row] = attend_capped(s[row], cap, inverse);
@@ -406,7 +405,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
     if (thread < slots && thread >= slots_gone) {
         const char *page = attend_page(work, numbers[thread / KV_PAGE_SLOTS]);
         position = ((const int32_t *)(page + 2 * attend_part_bytes<FORMAT>(dim)))[thread % KV_PAGE_SLOTS];
-        plain_logits<FORMAT>(queries, page, thread % KV_PAGE_SLOTS, dim, work.batch.cap, s);
+        plain_logits<FORMAT>(queries, page, thread % KV_PAGE_SLOTS, dim, work.batch.cap, work.batch.inverse_cap, s);
     }
     bool keep_scores = attend_swept_needs(work, place.view) != 0 && thread < slots;
     uint32_t first_row = first_row_that_sees(place, tile.tokens, position);

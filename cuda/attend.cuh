@@ -120,10 +120,10 @@ static __device__ __forceinline__ float attend_capped(float logit, float cap, fl
     return cap * tanhf(logit * inverse);
 }
 
-template <uint32_t PAGES> static __device__ __forceinline__ void attend_cap(float cap, float s[PAGES][2][4]) {
+template <uint32_t PAGES>
+static __device__ __forceinline__ void attend_cap(float cap, float inverse, float s[PAGES][2][4]) {
     if (cap == 0)
         return;
-    float inverse = 1 / cap;
 #pragma unroll
     for (uint32_t i = 0; i < PAGES * 8; i++)
         s[i / 8][i / 4 % 2][i % 4] = attend_capped(s[i / 8][i / 4 % 2][i % 4], cap, inverse);
@@ -153,7 +153,7 @@ static __device__ __forceinline__ float attend_summary_logit(
     for (uint32_t i = threadIdx.x % 32; i < dim; i += 32)
         sum = fmaf(query[i] * work.batch.scale, summary[i], sum);
     sum = warp_sum(sum);
-    return fmaf(summary[2 * dim], ATTEND_LOG2_E, cap == 0 ? sum : attend_capped(sum, cap, 1 / cap));
+    return fmaf(summary[2 * dim], ATTEND_LOG2_E, cap == 0 ? sum : attend_capped(sum, cap, work.batch.inverse_cap));
 }
 
 /* ---- numbers of 16 bits ---- */

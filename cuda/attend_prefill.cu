@@ -305,8 +305,7 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
     uint32_t from = blockIdx.z * WHOLE_CHANNELS;
     uint32_t channels = dim - from < WHOLE_CHANNELS ? dim - from : (uint32_t)WHOLE_CHANNELS;
     uint32_t chunks = (view.slots + ATTEND_CHUNK - 1) / ATTEND_CHUNK;
-    int32_t earliest = (int32_t)place.position, latest = own.tokens > 0 ? earliest + (int32_t)own.tokens - 1 : -1;
-    int32_t block_latest = earliest - (int32_t)(own.token - block.token) + (int32_t)block.tokens - 1;
+    int32_t block_latest = (int32_t)(place.position - (own.token - block.token) + block.tokens - 1);
     struct whole_row *rows = shared.rows + warp * ATTEND_TILE_ROWS;
     whole_begin_rows(place, rows);
     uint32_t span = work.batch.span, later = own.tokens > 0 ? own.tokens - 1 : 0;
@@ -336,6 +335,7 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
         int2 positions = make_int2(KV_NO_POSITION, KV_NO_POSITION);
         if (pages >> lane / 8 & 1)
             positions = attend_positions((const char *)own_positions, chunk * ATTEND_CHUNK, view);
+        int32_t earliest = rows[0].limit, latest = own.tokens > 0 ? earliest + (int32_t)later : -1;
         uint32_t any = attend_span_of_any(span, later);
         bool sees =
             __any_sync(ATTEND_ALL, attend_sees(latest, positions.x, any) || attend_sees(latest, positions.y, any));
@@ -349,10 +349,10 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
         if (next < chunks)
             whole_ask_keys<FORMAT>(work, shared, whole_pages(shared.seen, next), turn);
         device_copy_commit();
-        struct attend_seen visible = attend_see(positions, earliest, attend_span_of_all(span, later));
+        struct attend_seen visible = attend_see(positions, rows[0].limit, attend_span_of_all(span, later));
         if (sees) {
             int32_t limits[2] = {rows[lane / 4].limit, rows[lane / 4 + 8].limit};
-            attend_cap<ATTEND_CHUNK_PAGES>(work.batch.cap, s);
+            attend_cap<ATTEND_CHUNK_PAGES>(work.batch.cap, work.batch.inverse_cap, s);
             attend_hide(visible, limits, span, s);
             attend_softmax(s, m, l);
             if (attend_swept_needs(work, place.view) & STATISTIC_ABOVE)

@@ -259,7 +259,7 @@ static __device__ __forceinline__ void compute_scores(const struct attend_work &
     __syncthreads();
     float s[WARP_PAGES][2][4];
     attend_logits<FORMAT, WARP_PAGES>(queries, keys + first * 32 * dim, 32 * dim, (1u << own) - 1, dim, s);
-    attend_cap<WARP_PAGES>(work.batch.cap, s);
+    attend_cap<WARP_PAGES>(work.batch.cap, work.batch.inverse_cap, s);
 #pragma unroll
     for (uint32_t i = 0; i < WARP_PAGES * 4; i++) {
         uint32_t page = i / 4, half = i / 2 % 2, row = i % 2 * 8 + lane / 4;

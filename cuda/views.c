@@ -46,6 +46,7 @@ void cuda_batch_vary(const struct kv_batch *batch, struct cuda_batch *out) {
     out->span = batch->window != 0 && batch->window < ATTEND_SPAN_ALL ? batch->window : ATTEND_SPAN_ALL;
     out->scale = batch->scale != 0 ? batch->scale * log2_e : log2_e / sqrtf(dim);
     out->cap = batch->cap * log2_e;
+    out->inverse_cap = out->cap != 0 ? 1 / out->cap : 0;
 }
 
 static size_t batch_bytes(const struct kv_batch *batch, const struct cuda_batch *out) {

@@ -43,6 +43,7 @@ struct cuda_batch {
     uint32_t span; /* a row sees a slot whose position is up to span - 1 before its own; ATTEND_SPAN_ALL: all of them */
     float scale;   /* of q k, for logits in units of ln 2 */
     float cap;     /* of these logits; 0: none */
+    float inverse_cap; /* 1 / cap, or 0; found here, since kernels have no register for a division */
     /* Upper bounds, for grids: kernels leave early. */
     uint32_t slots_most;    /* of a view's slots */
     uint32_t rows_most;     /* of an item's rows */

@@ -369,7 +369,8 @@ static void check_head(
         return;
     const struct kv_item *item = &scene->items[head / kv_heads];
     struct reference_statistics want = reference_statistics(&scene->pool, item, &scene->views[head],
-        scene->summaries[head], head % kv_heads, layer, recorded->before[head].seed, scene->heads, scene->qkv);
+        scene->summaries[head], (struct reference_variant){0, (double)scene->scale, (double)scene->cap},
+        head % kv_heads, layer, recorded->before[head].seed, scene->heads, scene->qkv);
     struct kv_statistics after = recorded_download(parity, scene, recorded, head);
     struct comparison c = {parity, &scene->pool, item, &scene->views[head], &recorded->before[head], &after, &want};
     check_sums(&c);
@@ -430,6 +431,14 @@ static const struct scene_limits limits_of[] = {
 static const uint32_t needs_alone[] = {STATISTIC_SUM, STATISTIC_SQUARED, STATISTIC_WINDOW, STATISTIC_HEAD_WINDOW,
     STATISTIC_OUTPUTS, STATISTIC_ABOVE, STATISTIC_ENTROPY, STATISTIC_NOISY};
 
+/* Scales and soft caps, of every other two rounds. Layers with a window have no statistics. */
+static void vary_scene(struct parity *parity, struct scene *scene) {
+    if (!parity->operations->attend_variants || (parity->round + 1) % 4 < 2)
+        return;
+    scene->cap = (float)parity_uniform(parity, 0.5, 50);
+    scene->scale = parity->round % 4 == 2 ? (float)parity_uniform(parity, 0.02, 0.2) : 0;
+}
+
 static void case_statistics(struct parity *parity) {
     enum { ALONE = sizeof needs_alone / sizeof needs_alone[0] };
     uint32_t which = parity->entry->index, needs = ALL_NEEDS;
@@ -437,6 +446,7 @@ static void case_statistics(struct parity *parity) {
         needs = needs_alone[parity->round / 3 % ALONE];
     struct scene scene;
     scene_create(parity, &scene, (enum kv_format)(parity->round % 3), &limits_of[which]);
+    vary_scene(parity, &scene);
     for (uint32_t item = 0; item < scene.items_count; item++) {
         scene.items[item].prompt = parity_random(parity, 0, scene.items[item].position + scene.items[item].rows);
         if (parity->round % 2 == 1) /* then chunks do not give the same, since what is left out is a row of the item */

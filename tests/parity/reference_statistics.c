@@ -32,18 +32,24 @@ static int64_t slot_position(const struct reference_pool *pool, const struct kv_
     return position == KV_NO_POSITION ? INT64_MAX : position;
 }
 
+/* The logit of a query and a key, of their product. */
+static double varied(double product, struct reference_variant variant, uint32_t dim) {
+    double x = variant.scale != 0 ? product * variant.scale : product / sqrt(dim);
+    return variant.cap != 0 ? variant.cap * tanh(x / variant.cap) : x;
+}
+
 /* The summary's key is that of a slot, and its logit is added. */
-static double summary_logit(const float *summary, uint32_t dim, const float *query) {
+static double summary_logit(const float *summary, struct reference_variant variant, uint32_t dim, const float *query) {
     double sum = 0;
     if (summary == NULL)
         return -INFINITY;
     for (uint32_t channel = 0; channel < dim; channel++)
         sum += (double)query[channel] * (double)summary[channel];
-    return sum / sqrt(dim) + (double)summary[2 * dim];
+    return varied(sum, variant, dim) + (double)summary[2 * dim];
 }
 
-static double logit(
-    const struct reference_pool *pool, const struct kv_head_view *view, uint32_t slot, const float *query) {
+static double logit(const struct reference_pool *pool, const struct kv_head_view *view,
+    struct reference_variant variant, uint32_t slot, const float *query) {
     uint32_t dim = pool->layout.head_dim;
     double sum = 0;
     for (uint32_t channel = 0; channel < dim; channel++) {
@@ -51,7 +57,7 @@ static double logit(
             reference_key(pool, view->pages[slot / KV_PAGE_SLOTS], slot % KV_PAGE_SLOTS, channel);
         sum += (double)query[channel] * reference_number(pool->layout.format, key);
     }
-    return sum / sqrt(dim);
+    return varied(sum, variant, dim);
 }
 
 /* x [slots] becomes its softmax over the visible slots and the summary, 0 elsewhere. Returns the summary's part of it,
@@ -71,8 +77,8 @@ static double softmax(double *x, const bool *visible, uint32_t slots, double sum
 }
 
 struct reference_statistics reference_statistics(const struct reference_pool *pool, const struct kv_item *item,
-    const struct kv_head_view *view, const float *summary, uint32_t kv_head, uint32_t layer, uint64_t seed,
-    uint32_t heads, const float *qkv) {
+    const struct kv_head_view *view, const float *summary, struct reference_variant variant, uint32_t kv_head,
+    uint32_t layer, uint64_t seed, uint32_t heads, const float *qkv) {
     uint32_t slots = view->slots, dim = pool->layout.head_dim, group = heads / pool->layout.kv_heads;
     size_t stride = (size_t)(heads + 2 * pool->layout.kv_heads) * dim;
     struct reference_statistics s = {
@@ -100,11 +106,11 @@ struct reference_statistics reference_statistics(const struct reference_pool *po
             for (uint32_t slot = 0; slot < slots; slot++) {
                 if (!visible[slot])
                     continue;
-                p[slot] = logit(pool, view, slot, query);
+                p[slot] = logit(pool, view, variant, slot, query);
                 uint32_t at = (uint32_t)slot_position(pool, view, slot);
                 noisy[slot] = (p[slot] + reference_gumbel(seed, layer, head, position, at)) / tau;
             }
-            double rest = summary_logit(summary, dim, query);
+            double rest = summary_logit(summary, variant, dim, query);
             softmax(noisy, visible, slots, rest / tau); /* without noise of its own */
             rest = softmax(p, visible, slots, rest);
             s.entropy[row] -= rest > 0 ? rest * log(rest) / group : 0;

@@ -18,10 +18,10 @@ struct reference_statistics {
     double *entropy; /* [rows] group mean */
 };
 
-/* summary: host, or NULL. */
+/* summary: host, or NULL. variant: without a window. */
 struct reference_statistics reference_statistics(const struct reference_pool *pool, const struct kv_item *item,
-    const struct kv_head_view *view, const float *summary, uint32_t kv_head, uint32_t layer, uint64_t seed,
-    uint32_t heads, const float *qkv);
+    const struct kv_head_view *view, const float *summary, struct reference_variant variant, uint32_t kv_head,
+    uint32_t layer, uint64_t seed, uint32_t heads, const float *qkv);
 void reference_statistics_free(struct reference_statistics *statistics);
 
 /* Gumbel noise of keyformer: a function of its arguments alone. */
