@@ -28,8 +28,28 @@ static uint8_t *tiny_file(size_t *bytes) {
     return gguf_writer_finish(writer, bytes);
 }
 
+/* A precompiled map (engine/character_map.h): "T" becomes "t", "Th" "the", and the two bytes of U+00EF "a". */
+static void write_map(struct gguf_writer *writer) {
+    enum { UNITS = 512, REPLACEMENTS = 8, SIZE = 4 + 4 * UNITS + REPLACEMENTS };
+    static const uint32_t units[UNITS] = {
+        [0] = 0x100 << 10,
+        [0x100 ^ 'T'] = 'T' | 1 << 8 | 0x80 << 10, /* at 0x154; its next units at 0x1d4 */
+        [0x1d4] = 1u << 31 | 0,
+        [0x1d4 ^ 'h'] = 'h' | 1 << 8 | 0x03 << 10, /* at 0x1bc; its value at 0x1bf */
+        [0x1bf] = 1u << 31 | 2,
+        [0x100 ^ 0xc3] = 0xc3 | 0xb0 << 10,          /* at 0x1c3; its next units at 0x173 */
+        [0x173 ^ 0xaf] = 0xaf | 1 << 8 | 0x01 << 10, /* at 0x1dc; its value at 0x1dd */
+        [0x1dd] = 1u << 31 | 6,
+    };
+    uint8_t array[12 + SIZE] = {GGUF_UINT8, 0, 0, 0, SIZE & 255, SIZE >> 8};
+    memcpy(array + 12, &(uint32_t){sizeof units}, 4);
+    memcpy(array + 16, units, sizeof units);
+    memcpy(array + 16 + sizeof units, "t\0the\0a", REPLACEMENTS);
+    gguf_writer_pair(writer, "tokenizer.ggml.precompiled_charsmap", GGUF_ARRAY, array, sizeof array);
+}
+
 /* A SentencePiece vocabulary with bytes, scores, and tokens of all kinds. */
-static uint8_t *piece_file(const char *model, size_t *bytes) {
+static uint8_t *piece_file(const char *model, bool map, size_t *bytes) {
     static const char *const pieces[] = {"<unk>", "<s>", "</s>", "\u2581", "a", "b", "ab", "\u2581ab", "\u4f60", "t",
         "he", "\u2581\u2581", "<tool>", "h", "e", "th", "the", "\u2581the"};
     static const int32_t kinds[] = {2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 1, 1, 1, 1, 1};
@@ -54,6 +74,8 @@ static uint8_t *piece_file(const char *model, size_t *bytes) {
     gguf_writer_uint32(writer, "tokenizer.ggml.bos_token_id", 1);
     gguf_writer_uint32(writer, "tokenizer.ggml.eos_token_id", 2);
     gguf_writer_bool(writer, "tokenizer.ggml.remove_extra_whitespaces", model[0] == 't');
+    if (map)
+        write_map(writer);
     return gguf_writer_finish(writer, bytes);
 }
 
@@ -145,13 +167,13 @@ uint8_t *fuzz_seed(unsigned index, size_t *bytes) {
         "<|im_start|>user\nHello<|im_end|>\n<|endoftext|><|im_<|im_end|",
         "\xff\xc3(\xe2\x82 a\xf0\x9f\x98 \xed\xa0\x80\xc0\xaf'll"};
     enum { TEXTS = sizeof texts / sizeof texts[0] };
-    if (index >= 4 * TEXTS)
+    if (index >= 5 * TEXTS)
         return NULL;
     const char *text = texts[index % TEXTS];
     size_t length = strlen(text), file_bytes = 0;
     uint8_t *file = NULL;
     if (index >= 2 * TEXTS)
-        file = piece_file(index < 3 * TEXTS ? "llama" : "t5", &file_bytes);
+        file = piece_file(index < 3 * TEXTS ? "llama" : "t5", index >= 4 * TEXTS, &file_bytes);
     else if (index >= TEXTS)
         file = tiny_file(&file_bytes);
     uint8_t *seed = malloc(2 + length + file_bytes);

@@ -35,8 +35,8 @@ def run(model, *options, policies=POLICIES):
     ids = ids_of(model)
     prompt, fed = " ".join(map(str, ids[:PROMPT])), " ".join(map(str, ids[PROMPT:]))
     lines = "\n".join(f"run;{policy};{prompt};{fed}" for policy in policies)
-    done = subprocess.run([BUILD / "tests/model/prune_tool", FOLDER / f"{model}.gguf", *options], input=lines.encode(),
-                          timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run([BUILD / "tests/model/prune_tool", FOLDER / f"{model}.gguf", "--kv-memory", "32", *options],
+                          input=lines.encode(), timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()
     documents = [json.loads(line) for line in done.stdout.decode().splitlines()]
     assert len(documents) == len(policies)
