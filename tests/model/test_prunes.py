@@ -31,8 +31,8 @@ TIES = {"knorm"}
 
 def run_tool(lines, *options):
     """What the tool writes for each line."""
-    done = subprocess.run([BUILD / "tests/model/prune_tool", MODEL, *options], input="\n".join(lines).encode(),
-                          timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run([BUILD / "tests/model/prune_tool", MODEL, "--kv-memory", "384", *options],
+                          input="\n".join(lines).encode(), timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()
     out = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(out) == len(lines)
