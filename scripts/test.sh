@@ -15,9 +15,9 @@ cuda        300 the CUDA backend against an emulated device: emulator, parity, g
 logits      450 pytest tests/model: tokenizer and logits beside other implementations
 nvcc        370 the CUDA backend as nvcc builds it: registers of sm_89 (--full: sm_80, 89, 90), the program without a device (pytest tests/nvcc)
 unit        300 unit, model and parity tests (meson)
+fuzz        280 seeded mutations of files and requests, 20 seconds each of 13 kinds (--full: 60), with sanitizers
 tsan        250 thread sanitizer over scheduler, queues, loop, threads, log, statistics, and clients that leave a whole server
 api         200 pytest tests/api: real clients against the server (--full: lm-eval too, in a Python environment of its own)
-fuzz         60 seeded mutations of files and requests, with sanitizers
 bench        60 pytest tests/bench: what bench prints
 eval         40 pytest tests/eval: what eval measures, beside the reference and recomputation
 template     40 pytest tests/template: chat templates beside jinja2 of Python
@@ -297,7 +297,7 @@ stage_tsan() {
 stage_fuzz() {
   need_asan_build
   sanitizer_environment
-  run_meson build-asan --suite fuzz --timeout-multiplier 5 ${full:+--test-args='--runs 20000'}
+  run_meson build-asan --suite fuzz --timeout-multiplier 5 ${full:+--test-args='--seconds 60'}
 }
 
 stage_reference() {

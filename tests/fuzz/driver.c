@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MUTATIONS_MAX = 4, INSERT_MAX = 16, START_BYTES = 2048 };
@@ -62,7 +63,9 @@ static void on_signal(int number) {
     raise(number);
 }
 
+/* SIGTERM is what a test that hangs is ended by. */
 static void catch_crashes(void) {
+    signal(SIGTERM, on_signal);
     if (__sanitizer_set_death_callback != NULL) {
         __sanitizer_set_death_callback(save_current);
         signal(SIGABRT, on_signal);
@@ -216,11 +219,28 @@ static void run_mutation(const struct corpus *corpus, uint64_t seed, uint32_t ru
     free(input.data);
 }
 
+static double now_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Mutations 0, 1, ... of the seed, up to runs of them or, where seconds > 0, until so much time has passed. Returns how
+ * many. */
+static uint32_t run_mutations(const struct corpus *corpus, uint64_t seed, uint32_t runs, double seconds) {
+    double start = now_seconds();
+    uint32_t run = 0;
+    while (run < runs && (seconds <= 0 || now_seconds() - start < seconds))
+        run_mutation(corpus, seed, run++);
+    return run;
+}
+
 int main(int argc, char **argv) {
     struct corpus corpus = {NULL, 0};
     const char *seeds_folder = NULL;
     uint64_t seed = 1;
     uint32_t runs = 10000;
+    double seconds = 0;
     size_t bytes;
     uint8_t *data;
     program = argv[0];
@@ -230,6 +250,8 @@ int main(int argc, char **argv) {
         bool has_value = i + 1 < argc;
         if (strcmp(argv[i], "--runs") == 0 && has_value)
             runs = (uint32_t)strtoul(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--seconds") == 0 && has_value)
+            seconds = strtod(argv[++i], NULL);
         else if (strcmp(argv[i], "--seed") == 0 && has_value)
             seed = strtoull(argv[++i], NULL, 10);
         else if (strcmp(argv[i], "--write-seeds") == 0 && has_value)
@@ -242,8 +264,8 @@ int main(int argc, char **argv) {
     catch_crashes();
     for (size_t i = 0; i < corpus.count; i++)
         try_input(&corpus.inputs[i]);
-    for (uint32_t run = 0; corpus.count > 0 && run < runs; run++)
-        run_mutation(&corpus, seed, run);
+    if (corpus.count > 0)
+        runs = run_mutations(&corpus, seed, seconds > 0 ? UINT32_MAX : runs, seconds);
     printf("%zu inputs, %u mutations: no fault\n", corpus.count, corpus.count > 0 ? runs : 0);
     for (size_t i = 0; i < corpus.count; i++)
         free(corpus.inputs[i].data);

@@ -2,8 +2,10 @@
  *
  * A fuzz target is a file fuzz_NAME.c with the two functions below. It is built in one of two ways:
  *   - with tests/fuzz/driver.c, by any compiler: replays the seeds and files given, then seeded mutations of them.
- *     fuzz_NAME [--runs N] [--seed N] [--write-seeds DIR] [FILE...]       every run is the same for the same seed
- *     An input that crashes is written to ./crash-NAME; `fuzz_NAME --runs 0 crash-NAME` repeats it.
+ *     fuzz_NAME [--runs N | --seconds N] [--seed N] [--write-seeds DIR] [FILE...]
+ *     Mutations are the same for the same seed and files: N of them, or as many as fit into N seconds.
+ *     An input that crashes, or hangs until SIGTERM, is written to ./crash-NAME, and `fuzz_NAME --runs 0 crash-NAME`
+ *     repeats it.
  *   - with clang's libFuzzer (meson option fuzz): explores by coverage. tests/fuzz/explore.sh builds and runs these.
  */
 #ifndef TESTS_FUZZ_FUZZ_H
