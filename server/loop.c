@@ -203,6 +203,15 @@ static enum MHD_Result loop_access(void *context, struct MHD_Connection *handle,
     return listener->callbacks->access(*exchange, url, method, version, data, bytes);
 }
 
+/* A connection that the library closes while it asks for more of a stream is put away only when it next looks for those
+ * that timed out. There it stops at the first that is older and open, as any idle connection is; but it goes through
+ * all of those whose timeout differs from the daemon's. */
+static void connection_let_go(struct connection *connection) {
+    unsigned seconds = (unsigned)(connection->listener->keep_alive_ms / 1000) + 1;
+    MHD_set_connection_option(connection->handle, MHD_CONNECTION_OPTION_TIMEOUT, seconds);
+    connection->listener->run_due = true;
+}
+
 static void loop_completed(
     void *context, struct MHD_Connection *handle, void **exchange, enum MHD_RequestTerminationCode reason) {
     struct listener *listener = context;
@@ -215,6 +224,8 @@ static void loop_completed(
     connection->deadline_ms = uv_now(&listener->loop->uv) + listener->keep_alive_ms + listener->receive_ms;
     listener->callbacks->completed(*exchange, info == NULL ? 0 : info->http_status, reason);
     *exchange = NULL;
+    if (reason != MHD_REQUEST_TERMINATED_COMPLETED_OK)
+        connection_let_go(connection);
 }
 
 static void loop_library_log(void *context, const char *format, va_list arguments) {
