@@ -2,24 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load on a server: many open connections of which a few are active, among clients that behave badly.
 
-Starts `distillcache serve` and holds, in turns, the same load without and with the idle connections:
+Starts `distillcache serve` and holds this load from beginning to end:
 
   active     streams one completion after the other
   slow       sends a request byte by byte: some in time, which must be answered, some too late, which must be cut
   reader     reads a stream a few bytes at a time; must get all of it
   vanishing  asks for a stream, reads its beginning, and resets the connection
-  idle       asks for /health, and stays open; asks again now and then (who never asks is cut after the receive timeout)
 
-Prints a table, and exits with 1 when a bound is broken: an error that is not the client's, memory that grows from turn to
-turn, a median time between two tokens of the active streams that is longer with the idle connections, or anything that
-runs, or a page that is held, at the end. Needs nothing but Python. The clients take part of the same machine.
+Beside it, in every second period, are idle connections: each asks for /health, and stays open; it asks again now and then (who
+never asks is cut after the receive timeout). Periods come in pairs, one without them and one with, in an order drawn for each
+pair. A first period, and the first quarter of each, are not timed. Two times are taken: of a step, from the server's count
+of steps, once a second; and from token to token, the mean of each stream that began in the period.
+
+Prints a table, and exits with 1 when a bound is broken: an error that is not the client's, memory that grows from period to
+period, steps that are longer with the idle connections, or anything that runs, or a page that is held, at the end. Needs
+nothing but Python. The clients take part of the same machine.
 """
 
 import argparse
 import asyncio
 import collections
 import json
-import os
+import random
 import resource
 import statistics
 import struct
@@ -32,6 +36,7 @@ import time
 SLOW, READERS, VANISHING = 8, 8, 8
 RECEIVE_TIMEOUT = 10  # of the server: what has not sent its request by then is cut
 TOKENS = 64
+PERIOD_LEAST = 2  # seconds
 
 
 def fail(message):
@@ -42,19 +47,21 @@ def read_options():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="Everything after -- goes to the server.")
     parser.add_argument("--program", default="build/distillcache")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--seconds", type=float, default=600, help="of all turns together [600]")
-    parser.add_argument("--turns", type=int, default=6, help="pairs of turns, without and with the idle connections [6]")
+    parser.add_argument("--seconds", type=float, default=600, help="of all periods together [600]")
+    parser.add_argument("--pairs", type=int, default=15, help="of periods without and with the idle connections [15]")
+    parser.add_argument("--seed", type=int, default=1, help="of the order in each pair [1]")
     parser.add_argument("--connections", type=int, default=1000, help="open at once, idle ones included [1000]")
     parser.add_argument("--active", type=int, default=32, help="of them that stream completions [32]")
-    parser.add_argument("--most-slowdown", type=float, default=2, help="percent, of the median time between tokens [2]")
-    parser.add_argument("--most-growth", type=float, default=2, help="percent, of the server's memory after the second turn [2]")
+    parser.add_argument("--most-slowdown", type=float, default=2, help="percent, of the median step [2]")
+    parser.add_argument("--most-growth", type=float, default=2, help="percent, of the server's memory after the second pair [2]")
     parser.add_argument("server", nargs="*", help="options of the server")
     options = parser.parse_args()
     options.idle = options.connections - options.active - SLOW - READERS - VANISHING
     if options.active < 1 or options.idle < 1:
         fail(f"--connections must be more than --active, at least 1, and {SLOW + READERS + VANISHING} others")
-    if options.turns < 2 or options.seconds <= 0:
-        fail("there must be two turns or more, and some seconds")
+    options.period = options.seconds / (2 * options.pairs + 1)
+    if options.pairs < 2 or options.period < PERIOD_LEAST:
+        fail(f"there must be two pairs or more, and at least {PERIOD_LEAST} seconds for each period and one more")
     return options
 
 
@@ -138,7 +145,7 @@ class Connection:
             yield (await self.reader.readexactly(size + 2))[:-2]
         await self.reader.readexactly(2)
 
-    async def stream(self, number, heard=None):
+    async def stream(self, number, heard):
         """A whole streamed completion. heard: is called with each piece."""
         self.writer.write(completion(number))
         await self.writer.drain()
@@ -148,8 +155,7 @@ class Connection:
         text = b""
         async for piece in self.chunks():
             text += piece
-            if heard is not None:
-                heard()
+            heard()
         if not text.endswith(b"data: [DONE]\n\n") or b'"error"' in text:
             raise Broken(f"a stream that ended with {text[-80:]!r}")
 
@@ -162,16 +168,42 @@ class Connection:
 
 
 class Load:
-    """One turn."""
+    """The clients of one server."""
 
-    def __init__(self, server, counts):
-        self.server, self.counts = server, counts
-        self.gaps = []
+    def __init__(self, server):
+        self.server = server
+        self.counts = collections.Counter()  # by kind of client, and "done" or "errors"
         self.errors = []
         self.numbers = iter(range(1 << 40))
+        self.idle_open = 0
+        self.idle_tasks = []
+        self.tasks = []
+        self.begin_period()
+
+    def begin_period(self):
+        self.since = time.perf_counter()
+        self.paces = []  # seconds from token to token, one of each stream that began in this period
+
+    def begin(self, active):
+        self.tasks = [asyncio.create_task(self.active()) for _ in range(active)]
+        for kind, life, count in (("slow", self.slow, SLOW), ("reader", self.reader, READERS), ("vanishing", self.vanishing, VANISHING)):
+            self.tasks += [asyncio.create_task(self.repeat(kind, life)) for _ in range(count)]
+
+    async def end(self):
+        await cancel(self.tasks)
+        await self.hold_idle(0)
+
+    async def hold_idle(self, count):
+        """Opens or closes idle connections until there are so many, each of which has been answered."""
+        await cancel(self.idle_tasks[count:])
+        del self.idle_tasks[count:]
+        for _ in range(count - len(self.idle_tasks)):
+            self.idle_tasks.append(asyncio.create_task(self.repeat("idle", self.idle)))
+        while self.idle_open < count:
+            await asyncio.sleep(0.05)
 
     async def repeat(self, kind, life):
-        """One client after another, until the turn ends. What fails is an error."""
+        """One client after another, until it is cancelled. What fails is an error."""
         while True:
             try:
                 await life(next(self.numbers))
@@ -184,30 +216,26 @@ class Load:
                 await asyncio.sleep(0.1)
 
     async def active(self):
-        connection = None
+        """Keeps its connection from one stream to the next."""
+        kept = []
+
+        async def one(number):
+            connection = kept.pop() if kept else await Connection.open(self.server)
+            times = []
+            began = time.perf_counter()
+            try:
+                await connection.stream(number, lambda: times.append(time.perf_counter()))
+            except BaseException:
+                connection.close()
+                raise
+            kept.append(connection)
+            if began >= self.since:
+                self.paces.append((times[-1] - times[0]) / (TOKENS - 1))
+
         try:
-            async def one(number):
-                nonlocal connection
-                connection = connection or await Connection.open(self.server)
-                last = time.perf_counter()
-                first = True
-
-                def heard():
-                    nonlocal last, first
-                    now = time.perf_counter()
-                    if not first:
-                        self.gaps.append(now - last)
-                    last, first = now, False
-
-                try:
-                    await connection.stream(number, heard)
-                except BaseException:
-                    connection.close()
-                    connection = None
-                    raise
             await self.repeat("active", one)
         finally:
-            if connection is not None:
+            for connection in kept:
                 connection.close()
 
     async def slow(self, number):
@@ -258,27 +286,25 @@ class Load:
 
     async def idle(self, number):
         connection = await Connection.open(self.server)
+        answered = False
         try:
             while True:
                 status, _ = await connection.ask(request_bytes("GET", "/health"))
                 if status != 200:
                     raise Broken(f"status {status}")
                 self.counts["idle", "done"] += 1
+                self.idle_open += not answered
+                answered = True
                 await asyncio.sleep(20 + number % 20)
         finally:
+            self.idle_open -= answered
             connection.close()
 
-    async def run(self, seconds, active, idle):
-        tasks = [asyncio.create_task(self.active()) for _ in range(active)]
-        for kind, life, count in (("slow", self.slow, SLOW), ("reader", self.reader, READERS), ("vanishing", self.vanishing, VANISHING),
-                                  ("idle", self.idle, idle)):
-            tasks += [asyncio.create_task(self.repeat(kind, life)) for _ in range(count)]
-        await asyncio.sleep(seconds)
-        memory = self.server.memory()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return memory
+
+async def cancel(tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def until_idle(server):
@@ -291,37 +317,83 @@ async def until_idle(server):
     return metrics
 
 
-async def run(options, server):
-    counts, errors = collections.Counter(), []
-    medians, memory = {False: [], True: []}, {False: [], True: []}
-    await server.start()
-    print(f"| turn | connections | tokens timed | median between two | resident |\n|---|---|---|---|---|")
-    for turn in range(2 * options.turns):
-        idle = turn % 2 == 1
-        load = Load(server, counts)
-        memory[idle].append(await load.run(options.seconds / options.turns / 2, options.active, options.idle if idle else 0))
-        medians[idle].append(statistics.median(load.gaps) if load.gaps else float("nan"))
-        errors += load.errors
-        await until_idle(server)
-        print(f"| {turn // 2 + 1} | {options.connections if idle else options.connections - options.idle} | {len(load.gaps)} | "
-              f"{medians[idle][-1] * 1e3:.2f} ms | {memory[idle][-1] / 1e6:.1f} MB |", flush=True)
-    metrics = await until_idle(server)
+class Period:
+    """What was measured in one."""
+
+    def __init__(self, load, steps):
+        self.step = statistics.median(steps) if steps else float("nan")
+        self.pace = statistics.median(load.paces) if load.paces else float("nan")
+        self.streams = len(load.paces)
+        self.memory = load.server.memory()
+
+
+async def run_period(load, idle, seconds):
+    end = time.perf_counter() + seconds
+    await load.hold_idle(idle)
+    await asyncio.sleep(max(0, end - seconds * 0.75 - time.perf_counter()))
+    load.begin_period()
+    steps, last, count = [], time.perf_counter(), (await load.server.metrics())["steps_total"]
+    while last < end:
+        await asyncio.sleep(1)
+        metrics, now = await load.server.metrics(), time.perf_counter()
+        if metrics["steps_total"] > count:
+            steps.append((now - last) / (metrics["steps_total"] - count))
+        last, count = now, metrics["steps_total"]
+    return Period(load, steps)
+
+
+def print_summary(options, periods, load):
+    print("\n| connections | step, median | token to token, median | streams timed | resident, first to last |\n|---|---|---|---|---|")
+    for idle, some in periods.items():
+        print(f"| {options.connections if idle else options.connections - options.idle} | "
+              f"{statistics.median(period.step for period in some) * 1e3:.2f} ms | "
+              f"{statistics.median(period.pace for period in some) * 1e3:.2f} ms | {sum(period.streams for period in some)} | "
+              f"{some[0].memory / 1e6:.1f} to {some[-1].memory / 1e6:.1f} MB |")
     print("\n| clients | done | errors |\n|---|---|---|")
     for kind in ("active", "slow", "reader", "vanishing", "idle"):
-        print(f"| {kind} | {counts[kind, 'done']} | {counts[kind, 'errors']} |")
-    slowdowns = [(b / a - 1) * 100 for a, b in zip(medians[False], medians[True], strict=True)]
-    slowdown = statistics.median(slowdowns)
-    growth = (memory[True][-1] / memory[True][min(1, options.turns - 2)] - 1) * 100
-    print(f"\nWith the idle connections the median is {slowdown:+.2f} % (median of pairs: "
-          f"{', '.join(f'{value:+.2f}' for value in slowdowns)}); memory {growth:+.2f} %.")
-    broken = [f"{error}" for error in errors[:10]]
-    if len(errors) > 0:
-        broken.append(f"{len(errors)} errors that are not the client's")
-    if not slowdown <= options.most_slowdown:
-        broken.append(f"steps are {slowdown:.2f} % slower, more than {options.most_slowdown:g} %")
+        print(f"| {kind} | {load.counts[kind, 'done']} | {load.counts[kind, 'errors']} |")
+
+
+def slowdown(periods, time_of):
+    """Percent by which a time is longer with the idle connections: the median of the pairs, and the quartiles."""
+    ratios = [(time_of(b) / time_of(a) - 1) * 100 for a, b in zip(periods[False], periods[True], strict=True)]
+    quarters = statistics.quantiles(ratios, n=4, method="inclusive")
+    return quarters[1], f"{quarters[1]:+.2f} % ({quarters[0]:+.2f} to {quarters[2]:+.2f})"
+
+
+async def run(options, server):
+    draw = random.Random(options.seed)
+    periods = {False: [], True: []}
+    await server.start()
+    load = Load(server)
+    load.begin(options.active)
+    await run_period(load, options.idle, options.period)
+    print("| pair | connections | step | token to token | streams timed | resident |\n|---|---|---|---|---|---|")
+    for pair in range(options.pairs):
+        for idle in draw.sample([False, True], 2):
+            period = await run_period(load, options.idle if idle else 0, options.period)
+            periods[idle].append(period)
+            print(f"| {pair + 1} | {options.connections if idle else options.connections - options.idle} | {period.step * 1e3:.2f} ms | "
+                  f"{period.pace * 1e3:.2f} ms | {period.streams} | {period.memory / 1e6:.1f} MB |", flush=True)
+    await load.end()
+    metrics = await until_idle(server)
+    print_summary(options, periods, load)
+    slower, steps = slowdown(periods, lambda period: period.step)
+    _, tokens = slowdown(periods, lambda period: period.pace)
+    growth = (periods[True][-1].memory / periods[True][min(1, options.pairs - 2)].memory - 1) * 100
+    print(f"\nWith the idle connections, median of the pairs and quartiles: step {steps}, token to token {tokens}. Memory {growth:+.2f} %.")
+    return broken_bounds(options, load, metrics, slower, growth)
+
+
+def broken_bounds(options, load, metrics, slower, growth):
+    broken = load.errors[:10]
+    if len(load.errors) > 0:
+        broken.append(f"{len(load.errors)} errors that are not the client's")
+    if not slower <= options.most_slowdown:
+        broken.append(f"steps are {slower:.2f} % slower, more than {options.most_slowdown:g} %")
     if not growth <= options.most_growth:
         broken.append(f"memory grew by {growth:.2f} %, more than {options.most_growth:g} %")
-    if counts["active", "done"] == 0:
+    if load.counts["active", "done"] == 0:
         broken.append("no stream was completed")
     if metrics["num_requests_running"] > 0 or metrics["num_requests_waiting"] > 0 or metrics["kv_bytes"] > 0:
         broken.append("something still runs, though no client is left")
