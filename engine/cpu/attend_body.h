@@ -68,7 +68,7 @@ ATTEND_INLINE void attend_scores(enum kv_format format, const float *q, uint32_t
     const char *const *pages, const char *const *ahead, uint32_t count, float *scores) {
     enum { V = LANES_BLOCK_VECTORS };
     uint32_t row = 0;
-    if (LANES_TALL_ROWS > 0 && rows >= LANES_TALL_ROWS) {
+    if (LANES_TALL_ROWS > 0 && row + LANES_TALL_ROWS <= rows) {
         attend_scores_rows(format, LANES_TALL_ROWS, LANES_TALL_VECTORS, true, q, dim, pages, ahead, count, scores);
         row = LANES_TALL_ROWS;
     }
@@ -159,7 +159,7 @@ ATTEND_INLINE void attend_weigh(enum kv_format format, const float *p, uint32_t 
     const char *const *pages, const char *const *ahead, const uint16_t *masks, uint32_t count, float *o) {
     enum { V = LANES_BLOCK_VECTORS };
     uint32_t row = 0;
-    if (LANES_TALL_ROWS > 0 && rows >= LANES_TALL_ROWS) {
+    if (LANES_TALL_ROWS > 0 && row + LANES_TALL_ROWS <= rows) {
         attend_weigh_rows(
             format, LANES_TALL_ROWS, LANES_TALL_VECTORS, true, p, stride, dim, pages, ahead, masks, count, o);
         row = LANES_TALL_ROWS;
