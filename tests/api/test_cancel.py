@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client that leaves is cancelled, whatever its request was doing, and nobody else is (traps 14, 15)."""
 
+import os
 import socket
 
 import pytest
@@ -35,6 +36,25 @@ def test_while_decoding(fake, stream, how):
         connection.recv(100)
     leave(connection, how)
     eventually(lambda: running(fake) == (0, 0), "cancelled")
+
+
+@pytest.mark.parametrize("how", ["close", "half", "reset"])
+def test_sockets_are_closed_beside_an_idle_connection(fake, how):
+    """Who left holds no place among the connections, though others are older and idle."""
+    def sockets():
+        folder = f"/proc/{fake.process.pid}/fd"
+        return sum(os.readlink(f"{folder}/{name}").startswith("socket:") for name in os.listdir(folder))
+
+    with fake.connect() as idle:
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        before = sockets()
+        for _ in range(8):
+            connection = fake.connect()
+            connection.sendall(post_bytes(COMPLETION, {"prompt": "abc", "max_tokens": 8000, "stream": True}))
+            connection.recv(100)
+            leave(connection, how)
+        eventually(lambda: sockets() <= before + 1, "closed")
 
 
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
