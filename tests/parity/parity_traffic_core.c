@@ -211,14 +211,14 @@ static void case_rotation(struct parity *parity) {
     uint32_t slots[COUNT], to[COUNT];
     float inverse_freq[DIM / 2];
     for (uint32_t i = 0; i < DIM / 2; i++)
-        inverse_freq[i] = 1.0f / (float)(i + 1);
+        inverse_freq[i] = 1.0f / (float)(i + 2);
     for (uint32_t i = 0; i < COUNT; i++)
         slots[i] = to[i] = i;
     struct rope_params rope = {DIM, inverse_freq};
     float *keys = upload_normal(parity, (size_t)COUNT * DIM);
     double row = DIM * sizeof *keys, turns = row, number = DIM * sizeof(uint16_t);
-    /* The first time makes the table of turns: each warp writes a part of it, and reads the frequencies of its pairs.
-     */
+    /* The first time makes the table of turns (of these frequencies no other case has any): each warp writes a part of
+     * it, and reads the frequencies of its pairs. */
     traffic_begin(parity);
     parity->operations->rotate_slots(parity->backend, &pages.pool, &rope, pages.table, slots, keys, to, COUNT);
     traffic_check(parity, "fill_turns", (double)TURNS * (DIM / 2) * (2 + 1) * sizeof(float), "%d positions", TURNS);
@@ -240,7 +240,7 @@ static void case_far_rotation(struct parity *parity) {
     uint32_t slots[COUNT], to[COUNT];
     float inverse_freq[DIM / 2];
     for (uint32_t i = 0; i < DIM / 2; i++)
-        inverse_freq[i] = 1.0f / (float)(i + 1);
+        inverse_freq[i] = 1.0f / (float)(i + 3);
     for (uint32_t i = 0; i < COUNT; i++) {
         slots[i] = i;
         to[i] = FAR + i;
