@@ -115,7 +115,7 @@ static json_t *cache_value(const uint8_t field[static FIELD_BYTES]) {
     case 3:
         return json_string(words[field[2] % (sizeof words / sizeof words[0])]);
     case 4:
-        return json_integer(number * (INT64_C(1) << 48) + number);
+        return json_integer((json_int_t)((uint64_t)number * ((UINT64_C(1) << 48) + 1))); /* wraps */
     case 5:
         return json_real(number * 1e300);
     case 6:
