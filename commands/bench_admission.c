@@ -10,7 +10,7 @@
  */
 #include "commands/bench_case.h"
 
-enum { SPARE = 2, TRIES = 4 };
+enum { SPARE = 2, TRIES = 16 };
 
 /* Sequences whose pages fit, while one of them is in its prefill. */
 static uint32_t estimate(
