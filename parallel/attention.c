@@ -4,6 +4,7 @@
  */
 #include "parallel/internal.h"
 
+#include <stddef.h>
 #include <string.h>
 
 struct kv_pool parallel_pool(struct parallel *p, const struct kv_pool *pool, uint32_t rank) {
@@ -50,12 +51,8 @@ static size_t space_bytes(const struct parallel *p, const struct kv_batch *batch
 
 /* Work space for all ranks; false: there is none, and the backend has failed. */
 static bool reserve(struct parallel *p, const struct kv_batch *batch) {
-    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
-        if (parallel_reserve(&p->ranks[rank].batch, space_bytes(p, batch)) == NULL) {
-            parallel_fail(p, ERROR_MEMORY, "no memory for the tables of a batch");
-            return false;
-        }
-    return true;
+    return parallel_reserve_ranks(
+        p, offsetof(struct rank, batch), space_bytes(p, batch), "no memory for the tables of a batch");
 }
 
 static void cut_batch(const struct batch_call *call, uint32_t rank, struct rank_batch *part) {

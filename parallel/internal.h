@@ -83,6 +83,9 @@ void parallel_fail(struct parallel *p, int code, const char *what);
 void *parallel_address(struct backend *backend, const void *memory, uint32_t rank);
 /* Makes the memory at least that large; its content is lost. NULL: there is none. */
 void *parallel_reserve(struct host_space *space, size_t bytes);
+/* Of each rank the space at `space` (offsetof in struct rank); false: there is no memory, and the backend has failed
+ * with `what`. */
+bool parallel_reserve_ranks(struct parallel *p, size_t space, size_t bytes, const char *what);
 
 /* The pool as a rank's own backend sees it, with page numbers as they are. */
 struct kv_pool parallel_pool(struct parallel *p, const struct kv_pool *pool, uint32_t rank);

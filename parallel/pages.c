@@ -5,6 +5,8 @@
  */
 #include "parallel/internal.h"
 
+#include <stddef.h>
+
 /* ---- one head ---- */
 
 void parallel_rotate_slots(struct backend *backend, const struct kv_pool *pool, const struct rope_params *rope,
@@ -112,12 +114,7 @@ static void summarise_on_rank(void *context, uint32_t rank) {
 }
 
 static bool reserve(struct parallel *p, size_t bytes) {
-    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
-        if (parallel_reserve(&p->ranks[rank].batch, bytes) == NULL) {
-            parallel_fail(p, ERROR_MEMORY, "no memory for lists by head");
-            return false;
-        }
-    return true;
+    return parallel_reserve_ranks(p, offsetof(struct rank, batch), bytes, "no memory for lists by head");
 }
 
 void parallel_summarise(

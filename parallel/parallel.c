@@ -106,6 +106,15 @@ void *parallel_reserve(struct host_space *space, size_t bytes) {
     return grown;
 }
 
+bool parallel_reserve_ranks(struct parallel *p, size_t space, size_t bytes, const char *what) {
+    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
+        if (parallel_reserve((struct host_space *)((char *)&p->ranks[rank] + space), bytes) == NULL) {
+            parallel_fail(p, ERROR_MEMORY, what);
+            return false;
+        }
+    return true;
+}
+
 /* The last allocation that begins at or before an address; memory_count when there is none. */
 static uint32_t find_before(const struct parallel *p, const void *memory) {
     uint32_t low = 0, high = p->memory_count;

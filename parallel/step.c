@@ -6,6 +6,7 @@
  */
 #include "parallel/internal.h"
 
+#include <stddef.h>
 #include <string.h>
 
 struct step_call {
@@ -30,12 +31,8 @@ static size_t part_bytes(const struct parallel *p, const struct kv_step *step) {
 }
 
 static bool reserve(struct parallel *p, const struct kv_step *step) {
-    for (uint32_t rank = 0; rank < p->ranks_count; rank++)
-        if (parallel_reserve(&p->ranks[rank].step_space, part_bytes(p, step)) == NULL) {
-            parallel_fail(p, ERROR_MEMORY, "no memory for the tables of a step");
-            return false;
-        }
-    return true;
+    return parallel_reserve_ranks(
+        p, offsetof(struct rank, step_space), part_bytes(p, step), "no memory for the tables of a step");
 }
 
 static void cut_heads(
