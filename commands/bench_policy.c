@@ -66,8 +66,7 @@ int bench_policy_prefill(struct bench *bench, struct error *error) {
 
 /* Each run has to hold as many prunes as the others: a median over runs of which few prune would leave them out. */
 static uint32_t part_steps(const struct policy_settings *policy) {
-    uint32_t interval = policy->interval;
-    return interval <= 1 ? PART_STEPS : (PART_STEPS + interval - 1) / interval * interval;
+    return (PART_STEPS + policy->interval - 1) / policy->interval * policy->interval;
 }
 
 static uint32_t part_pairs(uint32_t steps) {

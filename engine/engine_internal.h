@@ -45,8 +45,8 @@ struct eviction {
     /* [layers * kv_heads] the slots that go at the prune at length worst_at, KV_NO_SLOT: none; found ahead of it
      * (engine_plan_ahead). NULL before the first. */
     uint32_t *worst;
-    uint32_t
-        *worst_ranks; /* [layers * kv_heads] kv_removal.rank of them, as far as the backend told; in the same memory */
+    /* [layers * kv_heads] kv_removal.rank of them, as far as the backend told; in the same memory. */
+    uint32_t *worst_ranks;
     uint32_t worst_at;
     bool worst_awaited;            /* the backend writes them when something is waited for next: sequence_await_found */
     struct statistics *statistics; /* NULL: none are needed */

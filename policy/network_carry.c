@@ -111,8 +111,8 @@ struct policy_network *network_carry(const struct policy_network *network, const
     if (!network_can_carry(&shape)) {
         error_set(error, ERROR_UNSUPPORTED,
             "the policy's network is for %u layers of %u KV heads of width %u, this model has %u of %u of %u; a "
-            "network "
-            "that reads keys (content %u) serves no other model, one of statistics does (content=0, features=paper)",
+            "network that reads keys (content %u) serves no other model, one of statistics does (content=0, "
+            "features=paper)",
             shape.layers, shape.kv_heads, shape.head_dim, model->layers, model->kv_heads, model->head_dim,
             shape.content);
         return NULL;
