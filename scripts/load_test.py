@@ -9,10 +9,10 @@ Starts `distillcache serve` and holds this load from beginning to end:
   reader     reads a stream a few bytes at a time; must get all of it
   vanishing  asks for a stream, reads its beginning, and resets the connection
 
-Beside it, in every second period, are idle connections: each asks for /health, and stays open; it asks again now and then (who
-never asks is cut after the receive timeout). Periods come in pairs, one without them and one with, in an order drawn for each
-pair. A first period, and the first quarter of each, are not timed. Two times are taken: of a step, from the server's count
-of steps, once a second; and from token to token, the mean of each stream that began in the period.
+Beside it, in every second period, are idle connections: each asks for /health (who never asks is cut after the receive timeout),
+stays open, and asks once more before it goes at the end of the period. Periods come in pairs, one without them and one with, in
+an order drawn for each pair. A first period, and the first quarter of each, are not timed. Two times are taken: of a step, from
+the server's count of steps, three times a period; and from token to token, the mean of each stream that began in the period.
 
 Prints a table, and exits with 1 when a bound is broken: an error that is not the client's, memory that grows from period to
 period, steps that are longer with the idle connections, or anything that runs, or a page that is held, at the end. Needs
@@ -177,6 +177,7 @@ class Load:
         self.numbers = iter(range(1 << 40))
         self.idle_open = 0
         self.idle_tasks = []
+        self.idle_end = asyncio.Event()
         self.tasks = []
         self.begin_period()
 
@@ -194,26 +195,32 @@ class Load:
         await self.hold_idle(0)
 
     async def hold_idle(self, count):
-        """Opens or closes idle connections until there are so many, each of which has been answered."""
-        await cancel(self.idle_tasks[count:])
-        del self.idle_tasks[count:]
-        for _ in range(count - len(self.idle_tasks)):
-            self.idle_tasks.append(asyncio.create_task(self.repeat("idle", self.idle)))
-        while self.idle_open < count:
+        """Opens so many idle connections, each of which has been answered; 0: closes them."""
+        if count == 0:
+            self.idle_end.set()
+            await asyncio.gather(*self.idle_tasks)
+            self.idle_tasks = []
+            self.idle_end = asyncio.Event()
+            self.idle_open = 0
+        while len(self.idle_tasks) < count:
+            self.idle_tasks.append(asyncio.create_task(self.once("idle", self.idle)))
+        while self.idle_open < count and not self.errors:
             await asyncio.sleep(0.05)
 
+    async def once(self, kind, life):
+        """What fails is an error."""
+        try:
+            await life(next(self.numbers))
+            self.counts[kind, "done"] += 1
+        except (Broken, OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
+            self.counts[kind, "errors"] += 1
+            self.errors.append(f"{kind}: {type(error).__name__} {error}")
+            await asyncio.sleep(0.1)
+
     async def repeat(self, kind, life):
-        """One client after another, until it is cancelled. What fails is an error."""
+        """One client after another, until it is cancelled."""
         while True:
-            try:
-                await life(next(self.numbers))
-                self.counts[kind, "done"] += 1
-            except asyncio.CancelledError:
-                raise
-            except (Broken, OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
-                self.counts[kind, "errors"] += 1
-                self.errors.append(f"{kind}: {type(error).__name__} {error}")
-                await asyncio.sleep(0.1)
+            await self.once(kind, life)
 
     async def active(self):
         """Keeps its connection from one stream to the next."""
@@ -285,20 +292,21 @@ class Load:
         await asyncio.sleep(0.2)
 
     async def idle(self, number):
-        connection = await Connection.open(self.server)
-        answered = False
+        connection = None
         try:
-            while True:
-                status, _ = await connection.ask(request_bytes("GET", "/health"))
-                if status != 200:
-                    raise Broken(f"status {status}")
-                self.counts["idle", "done"] += 1
-                self.idle_open += not answered
-                answered = True
-                await asyncio.sleep(20 + number % 20)
+            connection = await Connection.open(self.server)
+            await self.ask_health(connection)
+            self.idle_open += 1
+            await self.idle_end.wait()
+            await self.ask_health(connection)
         finally:
-            self.idle_open -= answered
-            connection.close()
+            if connection is not None:
+                connection.close()
+
+    async def ask_health(self, connection):
+        status, _ = await connection.ask(request_bytes("GET", "/health"))
+        if status != 200:
+            raise Broken(f"status {status}")
 
 
 async def cancel(tasks):
@@ -332,9 +340,10 @@ async def run_period(load, idle, seconds):
     await load.hold_idle(idle)
     await asyncio.sleep(max(0, end - seconds * 0.75 - time.perf_counter()))
     load.begin_period()
+    pause = max(1, seconds / 4)  # what is counted are whole steps: some 100 of them
     steps, last, count = [], time.perf_counter(), (await load.server.metrics())["steps_total"]
     while last < end:
-        await asyncio.sleep(1)
+        await asyncio.sleep(pause)
         metrics, now = await load.server.metrics(), time.perf_counter()
         if metrics["steps_total"] > count:
             steps.append((now - last) / (metrics["steps_total"] - count))

@@ -2,7 +2,7 @@
  *
  * Request bodies: whatever the bytes, the parsers of completions, chats, embeddings and evaluations either fill a
  * request that the scheduler may take, or a configuration, or refuse it with a fault whose text is valid UTF-8.
- * (fuzz_http.c has the bodies of the other public routes.)
+ * (fuzz_http.c and fuzz_admin.c have the bodies of the other routes.)
  *
  * An input is a body, or, when it begins with CACHE_MARK, four bytes for each field of the kv_cache object of a body:
  * its name, the kind of its value, and the value.
